@@ -1,1 +1,1 @@
-"""Contracts: pydantic configurations, Arrow table schemas, plan and manifest. Imports nothing of ours."""
+"""Contracts of xtok: configurations, Arrow tables, plan and manifest. Only pydantic and pyarrow are imported here."""

@@ -1,0 +1,115 @@
+"""manifest.json: written last; its presence means that the dataset is published. Also the record that each finished part leaves.
+
+Holds no time, host, absolute path, engine, number of workers or threshold.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from schemas.plan import PlannedSide, PlannedSource
+
+__all__ = ["FileEntry", "Manifest", "PartEntry", "SideCounts"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileEntry(_Frozen):
+    """One file of the dataset. path: relative to the dataset, with `/`. row_group_rows: rows of each row group, in order."""
+
+    path: str
+    num_rows: int
+    num_bytes: int
+    sha256: str
+    row_group_rows: tuple[int, ...]
+
+
+class SideCounts(_Frozen):
+    """Figures of one side over a part or the dataset. Every count is of accepted rows, unless its name says otherwise.
+
+    num_rows: rows of the table; num_null_rows: those that this teacher refuses. num_tokens: ids on disk, specials included.
+    num_truncated: rows cut to the context. num_unverified_rows: rows aligned by offsets. Teachers only: num_supervised: student
+    tokens under the mask, specials left out; num_covered: those of them in a chunk; num_chunks, num_correct_chunks, and
+    num_one_to_one, chunks of one token on each side (role pairs included in all three).
+    num_special_in_text: tokens of the content that are special ids (the text spells a special token out).
+    backend: what encoded; backend_difference: the first difference that made a part fall back to the reference.
+    """
+
+    num_rows: int = 0
+    num_null_rows: int = 0
+    num_tokens: int = 0
+    num_truncated: int = 0
+    num_special_in_text: int = 0
+    num_unverified_rows: int = 0
+    num_supervised: int = 0
+    num_covered: int = 0
+    num_chunks: int = 0
+    num_correct_chunks: int = 0
+    num_one_to_one: int = 0
+    num_backend_fallbacks: int = 0
+    backend_difference: str | None = None
+    rejects: dict[str, int] = {}
+
+    @property
+    def coverage(self) -> float:
+        """Supervised, non-special student tokens in a chunk, over all such; 1.0 when there are none."""
+        return self.num_covered / self.num_supervised if self.num_supervised else 1.0
+
+    @property
+    def num_rejects(self) -> int:
+        """Rows refused by this side."""
+        return sum(self.rejects.values())
+
+
+class PartEntry(_Frozen):
+    """One finished part: its record on disk, and its entry in the manifest.
+
+    student_digest, teacher_digests: what each side was made from (input, configuration, tokenizers, format version); a relaunch
+    skips a side whose digest and files hold. teacher_files: None for a same-tokenizer teacher. num_rows: rows of the student's
+    table; num_source_rows: rows read, rejects counted. source_rejects: rows refused before any side saw them, by reason.
+    """
+
+    index: int
+    num_source_rows: int
+    num_blank_lines: int
+    num_rows: int
+    student_digest: str
+    teacher_digests: tuple[str, ...]
+    student_file: FileEntry
+    teacher_files: tuple[FileEntry | None, ...]
+    rejects_file: FileEntry
+    rendered_files: tuple[FileEntry | None, ...] = ()
+    source_rejects: dict[str, int]
+    student: SideCounts
+    teachers: tuple[SideCounts, ...]
+
+
+class Manifest(_Frozen):
+    """The published dataset. student, teachers, sources: as in the plan. totals and teacher_totals: sums over the parts."""
+
+    format_version: int
+    mode: Literal["text", "chat"]
+    config: dict[str, Any]
+    render_date: datetime.date | None = None
+    sources: tuple[PlannedSource, ...]
+    student: PlannedSide
+    teachers: tuple[PlannedSide, ...]
+    plan_sha256: str
+    num_rows: int
+    num_source_rows: int
+    num_blank_lines: int
+    source_rejects: dict[str, int]
+    student_totals: SideCounts
+    teacher_totals: tuple[SideCounts, ...]
+    coverage: tuple[float | None, ...]
+    parts: tuple[PartEntry, ...]
+
+    @property
+    def num_rejects(self) -> int:
+        """Rows in no table but `rejects`: refused when read, or by the student's side."""
+        return sum(self.source_rejects.values()) + self.student_totals.num_rejects
