@@ -1,0 +1,199 @@
+"""Anchors: which positions may start a draft block, which of them are drawn, and which of a block's slots are supervised.
+
+An anchor is a position whose token is known; the block that starts there predicts the tokens after it. A slot is one position of
+a block. Everything here is about positions: no model, no vocabulary.
+
+Shapes: B samples (rows), S sequence length, A anchors a row, K block slots, D documents packed in a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+SUPERVISED_THRESHOLD = 0.5
+"""A token is supervised when its loss mask exceeds this."""
+
+
+def build_anchor_candidate_mask(*, seq_len: int, loss_mask: Tensor, doc_remaining: Tensor | None = None) -> Tensor:
+    """Positions that may be anchors: those whose next token is supervised.
+
+    The token at the position itself need not be supervised: the last prompt token is a legal anchor.
+
+    Args:
+        seq_len: S.
+        loss_mask: [B, S], supervised where > 0.5.
+        doc_remaining: [B, S] tokens after each position in its own document, for packed rows; an anchor needs at least one.
+
+    Returns:
+        bool [B, S - 1]; [B, 0] when S <= 1.
+
+    Raises:
+        ValueError: a mask that is not [B, S].
+    """
+    _check_rows("loss_mask", loss_mask, seq_len)
+    if seq_len <= 1:
+        return torch.zeros(loss_mask.shape[0], 0, dtype=torch.bool, device=loss_mask.device)
+    candidates = loss_mask[:, 1:] > SUPERVISED_THRESHOLD
+    if doc_remaining is not None:
+        _check_rows("doc_remaining", doc_remaining, seq_len)
+        candidates = candidates & (doc_remaining[:, :-1] >= 1)
+    return candidates
+
+
+def sample_anchor_positions(
+    *,
+    seq_len: int,
+    loss_mask: Tensor,
+    num_anchors: int,
+    device: torch.device,
+    doc_remaining: Tensor | None = None,
+    generator: torch.Generator | Sequence[torch.Generator] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Draw up to `num_anchors` anchors a row, uniformly without replacement, in ascending order.
+
+    A row's draw depends on its candidates and the generator's state alone, never on padding.
+
+    Args:
+        seq_len, loss_mask, doc_remaining: as in `build_anchor_candidate_mask`.
+        num_anchors: A, at least 0.
+        device: where the results live.
+        generator: one generator for all rows in turn, or one per row (then a row's draw does not depend on its batch). Peers of
+            one tensor-parallel group must pass identically seeded ones.
+
+    Returns:
+        (anchors int64 [B, A], keep_mask bool [B, A]): anchors beyond a row's candidates are 0 with keep_mask False.
+
+    Raises:
+        ValueError: negative `num_anchors`, wrong mask shapes, or another number of generators than rows.
+    """
+    if num_anchors < 0:
+        raise ValueError(f"num_anchors must not be negative, got {num_anchors}")
+    candidates = build_anchor_candidate_mask(seq_len=seq_len, loss_mask=loss_mask, doc_remaining=doc_remaining).cpu()
+    num_rows = candidates.shape[0]
+    if generator is None or isinstance(generator, torch.Generator):
+        generators: Sequence[torch.Generator | None] = [generator] * num_rows
+    else:
+        generators = generator
+    if len(generators) != num_rows:
+        raise ValueError(f"{len(generators)} generators for {num_rows} rows: pass one, or one per row")
+    anchors = torch.zeros(num_rows, num_anchors, dtype=torch.int64)
+    keep_mask = torch.zeros(num_rows, num_anchors, dtype=torch.bool)
+    for row, row_generator in enumerate(generators):
+        chosen = _draw(candidates[row].nonzero().squeeze(1), num_anchors, row_generator)
+        anchors[row, : len(chosen)] = chosen
+        keep_mask[row, : len(chosen)] = True
+    return anchors.to(device), keep_mask.to(device)
+
+
+def _draw(positions: Tensor, num_anchors: int, generator: torch.Generator | None) -> Tensor:
+    draw_device = torch.device("cpu") if generator is None else generator.device
+    order = torch.randperm(len(positions), generator=generator, device=draw_device)[:num_anchors].cpu()
+    return positions[order].sort().values
+
+
+def sample_generators(*, seed: int, epoch: int, idx: Tensor | Sequence[int]) -> list[torch.Generator]:
+    """One CPU generator per sample, seeded by (seed, epoch, idx): the draw of a sample is the same in any batch on any rank."""
+    generators = []
+    for sample in idx.tolist() if isinstance(idx, Tensor) else idx:
+        digest = hashlib.blake2b(f"{seed}/{epoch}/{sample}".encode(), digest_size=8).digest()
+        generators.append(torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1))
+    return generators
+
+
+def build_eval_mask(
+    *,
+    seq_len: int,
+    loss_mask: Tensor,
+    label_indices: Tensor,
+    safe_label_indices: Tensor,
+    block_keep_mask: Tensor,
+    doc_remaining: Tensor | None = None,
+    anchor_positions: Tensor | None = None,
+    supervised_from_slot: int = 0,
+) -> Tensor:
+    """Slots that are supervised: a contiguous prefix of each block, from `supervised_from_slot` on.
+
+    A slot counts while its label lies inside the row (and the anchor's document), its label is supervised, its block is real, and
+    all slots before it count. The first `supervised_from_slot` slots never break the chain and are never supervised.
+
+    Args:
+        seq_len, loss_mask, doc_remaining: as in `build_anchor_candidate_mask`.
+        label_indices: int64 [B, A, K], the position each slot predicts; negative or beyond S is invalid.
+        safe_label_indices: the same, clamped into the row.
+        block_keep_mask: bool [B, A].
+        anchor_positions: int64 [B, A]; needed with `doc_remaining`.
+        supervised_from_slot: 0 for the next-token layout (DSpark), 1 for the at-position layout (DFlash).
+
+    Returns:
+        bool [B, A, K].
+
+    Raises:
+        ValueError: shapes that do not fit, or `doc_remaining` without `anchor_positions`.
+    """
+    _check_rows("loss_mask", loss_mask, seq_len)
+    if label_indices.ndim != 3 or safe_label_indices.shape != label_indices.shape:
+        raise ValueError(f"label indices must both be [B, A, K], got {label_indices.shape} and {safe_label_indices.shape}")
+    if block_keep_mask.shape != label_indices.shape[:2]:
+        raise ValueError(f"block_keep_mask must be {tuple(label_indices.shape[:2])}, got {tuple(block_keep_mask.shape)}")
+    if supervised_from_slot < 0:
+        raise ValueError(f"supervised_from_slot must not be negative, got {supervised_from_slot}")
+    if seq_len == 0:
+        return torch.zeros_like(label_indices, dtype=torch.bool)
+    flat = safe_label_indices.clamp(0, seq_len - 1).flatten(1)
+    supervised = (loss_mask.gather(1, flat) > SUPERVISED_THRESHOLD).view_as(label_indices)
+    valid = supervised & (label_indices >= 0) & (label_indices < seq_len) & block_keep_mask.bool().unsqueeze(-1)
+    if doc_remaining is not None:
+        if anchor_positions is None:
+            raise ValueError("doc_remaining needs anchor_positions: a label is measured from its anchor")
+        _check_rows("doc_remaining", doc_remaining, seq_len)
+        remaining = doc_remaining.gather(1, anchor_positions.clamp(0, seq_len - 1)).unsqueeze(-1)
+        valid = valid & (label_indices - anchor_positions.unsqueeze(-1) <= remaining)
+    slot_supervised = torch.arange(label_indices.shape[2], device=valid.device) >= supervised_from_slot
+    chain = (valid | ~slot_supervised).to(torch.int64).cumprod(dim=-1).bool()
+    return chain & slot_supervised & block_keep_mask.bool().unsqueeze(-1)
+
+
+def context_doc_ids(*, seq_lens: Tensor, seq_len: int) -> Tensor:
+    """Document index of each position of packed rows.
+
+    Args:
+        seq_lens: int [B, D], tokens of each document in order; zero-length documents own no position.
+        seq_len: S.
+
+    Returns:
+        int64 [B, S]; positions past a row's last document get D.
+
+    Raises:
+        ValueError: not two-dimensional, a negative length, or a row longer than S.
+    """
+    if seq_lens.ndim != 2 or bool((seq_lens < 0).any()):
+        raise ValueError(f"seq_lens must be [B, D] lengths >= 0, got shape {tuple(seq_lens.shape)}")
+    ends = seq_lens.to(torch.int64).cumsum(dim=1)
+    if ends.numel() and int(ends[:, -1].max()) > seq_len:
+        raise ValueError(f"documents of {int(ends[:, -1].max())} tokens do not fit a row of {seq_len}")
+    positions = torch.arange(seq_len, device=seq_lens.device).expand(seq_lens.shape[0], seq_len).contiguous()
+    return torch.searchsorted(ends, positions, right=True)
+
+
+def document_counts(*, seq_lens: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
+    """Where each position stands in its own document.
+
+    Returns:
+        (doc_positions, doc_remaining), both int64 [B, S]: tokens before and tokens after each position in its document. In the
+        tail past the last document both are 0, so no anchor is drawn there.
+    """
+    doc_ids = context_doc_ids(seq_lens=seq_lens, seq_len=seq_len)
+    ends = torch.nn.functional.pad(seq_lens.to(torch.int64).cumsum(dim=1), (1, 1))
+    positions = torch.arange(seq_len, device=seq_lens.device).expand_as(doc_ids)
+    in_document = doc_ids < seq_lens.shape[1]
+    starts, stops = ends.gather(1, doc_ids), ends.gather(1, doc_ids + 1)
+    return (positions - starts).where(in_document, 0), (stops - 1 - positions).where(in_document, 0)
+
+
+def _check_rows(name: str, tensor: Tensor, seq_len: int) -> None:
+    if tensor.ndim != 2 or tensor.shape[1] != seq_len:
+        raise ValueError(f"{name} must be [B, {seq_len}], got {tuple(tensor.shape)}")
