@@ -1,0 +1,110 @@
+"""The encode seam: one call, `encode_flat`, and the tokenizers behind it.
+
+`TokenizersBackend` (Hugging Face) is the reference: its ids are the truth. `FastokensBackend` gives the same ids faster, which
+`xtok.tokenizers.proof` checks on the user's own data before and while it is used.
+
+Shape legend: N = tokens of all texts together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from xtok.errors import TokenizerError
+from xtok.tokenizers.flat import FlatTokens, check_encodable
+
+__all__ = ["EncodeBackend", "FastokensBackend", "TokenizersBackend"]
+
+BATCH_CHARACTERS = 1_000_000  # the reference holds ~100 bytes a token while a batch is open
+
+
+class EncodeBackend(Protocol):
+    """What a tokenizer has to offer to stand behind `encode_flat`."""
+
+    name: str
+
+    def encode_flat(self, texts: Sequence[str]) -> FlatTokens:
+        """Content ids of each text: no added specials, no truncation, no padding."""
+        ...
+
+
+class TokenizersBackend:
+    """Hugging Face's own tokenizer: the reference."""
+
+    name = "tokenizers"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """tokenizer: without truncation and padding."""
+        self._tokenizer = tokenizer
+
+    def encode_flat(self, texts: Sequence[str]) -> FlatTokens:
+        """Content ids of each text. Memory beyond the result is bounded by BATCH_CHARACTERS or the longest text."""
+        check_encodable(texts)
+        return FlatTokens.concatenate([self._encode_batch(batch) for batch in _batches(texts)])
+
+    def encode_with_spans(self, texts: Sequence[str]) -> tuple[FlatTokens, npt.NDArray[np.int32]]:
+        """Content ids and the character span of each token: int32 [N, 2], half-open, as the tokenizer reports them."""
+        check_encodable(texts)
+        tokens, spans = [], [np.empty((0, 2), dtype=np.int32)]
+        for batch in _batches(texts):
+            encodings = self._tokenizer.encode_batch(batch, add_special_tokens=False)
+            tokens.append(_flatten([encoding.ids for encoding in encodings]))
+            spans.extend(np.array(e.offsets, dtype=np.int32).reshape(-1, 2) for e in encodings)
+        return FlatTokens.concatenate(tokens), np.concatenate(spans)
+
+    def _encode_batch(self, batch: list[str]) -> FlatTokens:
+        return _flatten([encoding.ids for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)])
+
+
+class FastokensBackend:
+    """fastokens: byte-pair vocabularies only; two buffers come back, no Python object a token."""
+
+    name = "fastokens"
+
+    def __init__(self, tokenizer_json: str) -> None:
+        """tokenizer_json: a whole tokenizer.json. TokenizerError where fastokens refuses it."""
+        # One thread a process: the workers are the parallelism, and its idle threads spin.
+        os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
+        os.environ.setdefault("RAYON_NUM_THREADS", "1")
+        from fastokens._native import Tokenizer as NativeTokenizer
+
+        try:
+            self._tokenizer = NativeTokenizer.from_json_str(tokenizer_json)
+        except Exception as error:
+            raise TokenizerError(f"fastokens cannot load this tokenizer ({error}); use the backend 'tokenizers'") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def encode_flat(self, texts: Sequence[str]) -> FlatTokens:
+        """Content ids of each text."""
+        check_encodable(texts)
+        ids, offsets = self._tokenizer.encode_batch_flat(list(texts), add_special_tokens=False)
+        return FlatTokens(np.frombuffer(ids, dtype="<i4"), np.frombuffer(offsets, dtype="<i8"))
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text) + 64
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _flatten(rows: list[list[int]]) -> FlatTokens:
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)), out=offsets[1:])
+    ids = np.empty(int(offsets[-1]), dtype=np.int32)
+    for row, start, end in zip(rows, offsets[:-1], offsets[1:], strict=True):
+        ids[start:end] = row
+    return FlatTokens(ids, offsets)
