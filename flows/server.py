@@ -1,0 +1,164 @@
+"""Prefect's server as a child process that never outlives us.
+
+`private_server` gives a run with nothing set up a server of its own: a free port of 127.0.0.1, a temporary folder for Prefect's
+settings and SQLite file, both gone at the end, so that neither a user's Prefect profile nor another run is ever touched. Creating
+Prefect's tables takes longer (10 s) than most runs on small data, so the empty database is kept in the user's cache folder, one
+file per Prefect version, and copied.
+
+    python -m flows.server --port 4200        a lasting server, state in $PREFECT_HOME; `infra/up` starts it
+
+After `kill -9` of the process that started it the server ends itself: it watches for that from its first moment.
+"""
+
+from __future__ import annotations
+
+import flows.environment  # noqa: F401  (before Prefect is imported anywhere)
+
+# isort: split
+import argparse
+import atexit
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from flows.lifetime import end_with_parent
+
+__all__ = ["PrivateServer", "main", "private_server", "wait_until_healthy"]
+
+HOST = "127.0.0.1"
+STARTUP_SECONDS = 120.0
+
+
+class PrivateServer:
+    """A server process with its own folder; `api_url` is what PREFECT_API_URL must say to reach it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], home: Path, port: int) -> None:
+        self.process = process
+        self.home = home
+        self.api_url = f"http://{HOST}:{port}/api"
+
+    def environment(self) -> dict[str, str]:
+        """The variables that point a process at this server and away from the user's own Prefect settings."""
+        return {"PREFECT_API_URL": self.api_url, **_home_variables(self.home)}
+
+    def stop(self) -> None:
+        """End the server and remove its folder. Safe to call twice."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def private_server() -> PrivateServer:
+    """Start a server for this process alone and wait until it answers.
+
+    It is stopped when the interpreter ends (after Prefect's own threads have sent their last messages, which were registered
+    later), or earlier by `stop`. RuntimeError when it does not come up.
+    """
+    home = Path(tempfile.mkdtemp(prefix="xtok-prefect-"))
+    template = _template_path()
+    shortcuts = {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
+    if template.is_file():
+        shutil.copyfile(template, home / "prefect.db")
+        shortcuts["PREFECT_API_DATABASE_MIGRATE_ON_START"] = "false"
+    # Bound here and inherited, so no other process can take the port between choosing it and listening on it.
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+        command = [sys.executable, "-m", "flows.server", "--parent", str(os.getpid()), "--socket", str(listener.fileno())]
+        environment = {**os.environ, **_home_variables(home), **shortcuts, "PREFECT_SERVER_API_PORT": str(port)}
+        # It must not ask itself, or a server of the user's, for anything.
+        environment.pop("PREFECT_API_URL", None)
+        process = subprocess.Popen(
+            [*command, "--remove-home"], env=environment, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL
+        )
+    server = PrivateServer(process, home, port)
+    atexit.register(server.stop)
+    try:
+        wait_until_healthy(server.api_url, process)
+    except BaseException:
+        server.stop()
+        raise
+    if not template.is_file():
+        _keep_template(home / "prefect.db", template)
+    return server
+
+
+def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Return once the server at `api_url` answers; RuntimeError after two minutes, or when `process` has ended."""
+    # A proxy of the user's environment does not lead to a server on this machine.
+    is_local = f"//{HOST}:" in api_url
+    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_local else []))
+    deadline = time.monotonic() + STARTUP_SECONDS
+    while time.monotonic() < deadline:
+        if process is not None and process.poll() is not None:
+            raise RuntimeError(f"Prefect's server for {api_url} ended at start with exit code {process.returncode}")
+        with contextlib.suppress(urllib.error.URLError, OSError), opener.open(f"{api_url}/health", timeout=5) as answer:
+            if answer.status == 200:
+                return
+        time.sleep(0.05)
+    raise RuntimeError(f"Prefect's server did not answer at {api_url} within {STARTUP_SECONDS:.0f} s")
+
+
+def _home_variables(home: Path) -> dict[str, str]:
+    return {
+        "PREFECT_HOME": str(home),
+        "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
+        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
+    }
+
+
+def _template_path() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "xtok" / f"prefect-{importlib.metadata.version('prefect')}.db"
+
+
+def _keep_template(database: Path, template: Path) -> None:
+    """Snapshot a just created database (it holds no run yet). A cache folder that cannot be written costs only time."""
+    with contextlib.suppress(OSError, sqlite3.Error):
+        template.parent.mkdir(parents=True, exist_ok=True)
+        draft = template.with_suffix(f".{os.getpid()}.tmp")
+        with contextlib.closing(sqlite3.connect(database)) as source, contextlib.closing(sqlite3.connect(draft)) as target:
+            source.backup(target)
+        draft.replace(template)
+
+
+def main() -> None:
+    """Run Prefect's server in this process until it is told to stop or its parent dies."""
+    parser = argparse.ArgumentParser(prog="python -m flows.server", description="Prefect's server, ended with its parent.")
+    parser.add_argument("--port", type=int, default=4200, help="port of 127.0.0.1 to listen on (default 4200)")
+    parser.add_argument("--parent", type=int, help="this process's parent, to end with; without it the server outlives it")
+    parser.add_argument("--socket", type=int, help="file descriptor of a listening socket, instead of --port")
+    parser.add_argument("--remove-home", action="store_true", help="remove $PREFECT_HOME when the parent has died")
+    options = parser.parse_args()
+    if options.parent is not None:
+        home = os.environ["PREFECT_HOME"] if options.remove_home else None
+        end_with_parent(options.parent, on_death=lambda: shutil.rmtree(home, ignore_errors=True) if home else None)
+    # Tells the application that no other server process shares this one's memory.
+    os.environ["PREFECT__SERVER_FINAL"] = "1"
+    os.environ.setdefault("PREFECT_SERVER_API_PORT", str(options.port))
+
+    import uvicorn
+
+    config = uvicorn.Config(
+        "prefect.server.api.server:create_app", factory=True, host=HOST, port=options.port, log_level="error", lifespan="on"
+    )
+    listeners = None if options.socket is None else [socket.socket(fileno=options.socket)]
+    uvicorn.Server(config).run(sockets=listeners)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""From what a user hands over (a YAML file, an inline object, or nothing) to a checked `PreprocessConfig`.
+
+Used by the console command and by the flow. Relative paths begin in the current directory; a mistake is told before any work
+begins, field by field, with what was given, and an error about a path prints it as given and in full.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from schemas.config import ModelSide, PreprocessConfig
+from xtok import storage
+from xtok.errors import ConfigError, StorageError
+
+__all__ = ["BUNDLED_CONFIG", "load_config", "load_config_object"]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BUNDLED_CONFIG = REPOSITORY / "infra" / "configs" / "preprocess.yaml"
+
+
+def load_config(given: str | Mapping[str, Any] | None = None) -> PreprocessConfig:
+    """The configuration `given` as a path or URL of a YAML (or JSON) file, as an object, or None for the bundled example.
+
+    Raises ConfigError for a file that is not there or no mapping, an unknown or wrong field, a source that matches nothing, a
+    template or (where the name can only be a path) a tokenizer folder that is not there.
+    """
+    if given is None:
+        config = _validated(_bundled(), origin=str(BUNDLED_CONFIG))
+    elif isinstance(given, Mapping):
+        config = _validated(given, origin="the given object")
+    else:
+        config = _validated(load_config_object(given), origin=given)
+    _check_paths(config)
+    return config
+
+
+def load_config_object(path: str) -> dict[str, Any]:
+    """The mapping that a YAML or JSON file holds, unchecked. Raises ConfigError with both forms of the path."""
+    try:
+        content = yaml.safe_load(storage.read_bytes(path))
+    except StorageError as error:
+        raise ConfigError(f"configuration {_both(path)} cannot be read: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration {_both(path)} is no YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"configuration {_both(path)} holds a {type(content).__name__}, not a mapping of field names to values")
+    return content
+
+
+def _bundled() -> dict[str, Any]:
+    """The example on bundled data. Its inputs lie in the repository; its output begins in the current directory as any."""
+    if not BUNDLED_CONFIG.is_file():
+        raise ConfigError(
+            f"no configuration was given, and the example {BUNDLED_CONFIG} is not there (it comes with the repository, not with "
+            "the installed package): give a path or an object as `config`"
+        )
+    content = load_config_object(str(BUNDLED_CONFIG))
+    content["sources"] = [str(REPOSITORY / source) for source in content["sources"]]
+    for side in (content["student"], *content["teachers"]):
+        side["tokenizer"] = str(REPOSITORY / side["tokenizer"])
+    return content
+
+
+def _validated(content: Mapping[str, Any], *, origin: str) -> PreprocessConfig:
+    try:
+        return PreprocessConfig.model_validate(content)
+    except ValidationError as error:
+        lines = [f"  {_explain(problem)}" for problem in error.errors()]
+        raise ConfigError(f"{origin} has {len(lines)} mistake{'s' * (len(lines) > 1)}:\n" + "\n".join(lines)) from error
+
+
+def _explain(problem: Any) -> str:
+    location = ".".join(str(part) for part in problem["loc"]) or "configuration"
+    if problem["type"] == "missing":
+        return f"{location}: required, but missing"
+    if problem["type"] == "extra_forbidden":
+        model = ModelSide if len(problem["loc"]) > 1 else PreprocessConfig
+        near = difflib.get_close_matches(str(problem["loc"][-1]), model.model_fields, n=1)
+        return f"{location}: there is no such field" + (f"; did you mean {near[0]}?" if near else "")
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{location}: {message}" + ("" if problem["loc"] == () else f" (given: {problem['input']!r})")
+
+
+def _check_paths(config: PreprocessConfig) -> None:
+    for source in config.sources:
+        if not storage.glob(source):
+            raise ConfigError(f"sources: {_both(source)} matches no file")
+    for name, side in [("student", config.student), *((f"teachers.{i}", side) for i, side in enumerate(config.teachers))]:
+        if side.chat_template is not None and not storage.exists(side.chat_template):
+            raise ConfigError(f"{name}.chat_template: {_both(side.chat_template)} is not there")
+        # A hub id has at most one slash and no leading dot; anything else can only be a path.
+        is_path = side.tokenizer.count("/") > 1 or side.tokenizer.startswith((".", "/", "~"))
+        if is_path and storage.local_path(side.tokenizer) is not None and not storage.exists(side.tokenizer):
+            raise ConfigError(f"{name}.tokenizer: {_both(side.tokenizer)} is not there")
+
+
+def _both(path: str) -> str:
+    """A path as it was given and, where that says more, in full."""
+    full = storage.absolute(path)
+    return f"'{path}'" if full == path else f"'{path}' (that is {full}; relative paths begin in {os.getcwd()})"
