@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from xtok.tokenizers.adapter import TokenizerAdapter
 from xtok.tokenizers.backends import EncodeBackend, FastokensBackend, TokenizersBackend
-from xtok.tokenizers.byte_table import ROLES, TokenByteTable
+from xtok.tokenizers.byte_table import TokenByteTable
 from xtok.tokenizers.flat import FlatTokens, check_encodable, first_unencodable
 from xtok.tokenizers.load import adapt_tokenizer, choose_backend, load_tokenizer, same_tokenizer
 from xtok.tokenizers.proof import BackendProof, ProvenEncoder, prove_backend
+from xtok.tokenizers.roles import ROLES
 
 __all__ = [
     "ROLES",

@@ -4,35 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers.anatomy import added_tokens, piece_spelling
 from xtok.tokenizers.backends import EncodeBackend, FastokensBackend, TokenizersBackend
 from xtok.tokenizers.byte_table import TokenByteTable, build_byte_table
 from xtok.tokenizers.fingerprint import content_fingerprint, environment_fingerprint
 from xtok.tokenizers.flat import FlatTokens
+from xtok.tokenizers.roles import SpecialRoles, added_tokens, special_roles
 from xtok.tokenizers.self_test import PROBES, PrefixSpace, SelfTest, run_self_test
+from xtok.tokenizers.spelling import piece_spelling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 __all__ = ["TokenizerAdapter"]
 
-ROLE_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+IdArray = npt.NDArray[np.int32]
 
 
 class TokenizerAdapter:
     """A fast tokenizer, checked at load.
 
-    name: what the user called it. vocab_size: largest id + 1. num_tokens: how many ids are in use. declared_vocab_size: the
-    model's or configuration's `vocab_size`, `num_tokens` where nothing declares one. table: bytes of every id.
-    prefix_space: the declared dummy prefix. route, route_reason: the self-test's verdict. prefix_ids, suffix_ids: int32, what
-    the tokenizer itself puts around one text. special_tokens: "bos_token" -> text, as chat templates want them.
+    name: what the user called it. vocab_size: largest id + 1. num_tokens: ids in use. declared_vocab_size: `vocab_size` of the
+    model's or tokenizer's configuration, `num_tokens` where nothing declares one. table: bytes of every id. self_test: route and
+    dummy prefix, with the reasons. prefix_ids, suffix_ids: int32, what the tokenizer itself puts around one text.
+    special_tokens: "bos_token" -> text, as chat templates want them. reference: the backend whose ids are the truth.
+    backend: who encodes for `encode_flat`.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class TokenizerAdapter:
         chat_template: str | None,
         declared_vocab_size: int | None = None,
     ) -> None:
-        """tokenizer: owned by the adapter from here on, without truncation and padding, role tokens added."""
+        """tokenizer: owned by the adapter from here on; without truncation and padding, its role tokens added."""
         self.name = name
         self.special_tokens = dict(special_tokens)
         self.chat_template = chat_template
@@ -54,11 +56,27 @@ class TokenizerAdapter:
         self.backend: EncodeBackend = self.reference
         self._fast: FastokensBackend | None = None
         self.prefix_ids, self.suffix_ids = _added_specials(tokenizer, name)
-        self.table, self.num_tokens = self._build_table()
+        pieces = tokenizer.get_vocab(with_added_tokens=True)
+        self.num_tokens = len(set(pieces.values()))
+        self.declared_vocab_size = self.num_tokens if declared_vocab_size is None else declared_vocab_size
+        _check_ids(pieces, self.num_tokens, declared_vocab_size, name)
+        self._roles, self.table = self._read_vocabulary(pieces)
         self.vocab_size = self.table.vocab_size
-        self.declared_vocab_size = declared_vocab_size if declared_vocab_size is not None else self.num_tokens
-        spelling = piece_spelling(tokenizer)
-        self.self_test: SelfTest = run_self_test(self.reference, self.table, spelling=spelling.kind)
+        self.self_test: SelfTest = run_self_test(self.reference, self.table, spelling=piece_spelling(tokenizer).kind)
+
+    def _read_vocabulary(self, pieces: Mapping[str, int]) -> tuple[SpecialRoles, TokenByteTable]:
+        ordinary, special = added_tokens(self._tokenizer)
+        roles = special_roles(
+            pieces,
+            self.special_tokens,
+            model_unk=getattr(self._tokenizer.model, "unk_token", None),
+            prefix_ids=self.prefix_ids.tolist(),
+        )
+        unknown = roles.ids["unk"]
+        if unknown is not None:  # stands for text it does not spell, whether or not it is an added token
+            special.setdefault(unknown, str(self._tokenizer.id_to_token(unknown)))
+        spelling = piece_spelling(self._tokenizer)
+        return roles, build_byte_table(pieces, spelling=spelling, added=ordinary, special=special, role_code=roles.code)
 
     @property
     def route(self) -> Literal["byte", "offset"]:
@@ -79,91 +97,109 @@ class TokenizerAdapter:
     def content_fingerprint(self) -> str:
         """sha256 (hex) of the vocabulary and rules, the template and the special-token roles."""
         return content_fingerprint(
-            self._tokenizer.to_str(), chat_template=self.chat_template, role_tokens=self.special_tokens
+            self._tokenizer.to_str(),
+            chat_template=self.chat_template,
+            role_tokens=self.special_tokens,
+            split_special_tokens=bool(self._tokenizer.encode_special_tokens),
         )
 
     @property
     def bos_token_id(self) -> int | None:
         """Id of the BOS token (CLS when there is none), or None."""
-        return self._role_ids["bos"]
+        return self._roles.ids["bos"]
 
     @property
     def eos_token_id(self) -> int | None:
         """Id of the EOS token (SEP when there is none), or None."""
-        return self._role_ids["eos"]
+        return self._roles.ids["eos"]
 
     @property
     def unk_token_id(self) -> int | None:
         """Id of the UNK token, or None."""
-        return self._role_ids["unk"]
+        return self._roles.ids["unk"]
 
     @property
     def pad_token_id(self) -> int:
         """Id to pad with: PAD, else EOS. TokenizerError when the tokenizer has neither."""
-        pad, eos = self._role_ids["pad"], self._role_ids["eos"]
-        if pad is not None:
-            return pad
-        if eos is not None:
-            return eos
-        raise TokenizerError(f"{self.name} has neither a pad nor an EOS token to pad with; set pad_token in its configuration")
+        for role in ("pad", "eos"):
+            token_id = self._roles.ids[role]
+            if token_id is not None:
+                return token_id
+        raise TokenizerError(f"{self.name} has neither a PAD nor an EOS token to pad with; set pad_token in its configuration")
 
     def encode_flat(self, texts: Sequence[str]) -> FlatTokens:
         """Content ids of each text by the chosen backend: no added specials, no truncation."""
         return self.backend.encode_flat(texts)
 
-    def encode_with_spans(self, texts: Sequence[str]) -> tuple[FlatTokens, npt.NDArray[np.int32]]:
+    def encode_with_spans(self, texts: Sequence[str]) -> tuple[FlatTokens, IdArray]:
         """Content ids by the reference and each token's character span: int32 [N, 2], half-open."""
         return self.reference.encode_with_spans(texts)
 
-    def token_bytes(self, ids: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    def token_bytes(self, ids: npt.NDArray[np.integer[Any]]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
         """Concatenated bytes of `ids` (uint8) and their cuts (int64 [len(ids) + 1])."""
         return self.table.take(ids)
 
-    def decode(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> str:
+    def decode(self, ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> str:
         """Text of `ids`, special tokens included, as the tokenizer's own decoder gives it."""
-        return str(self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False))
+        return str(self._tokenizer.decode(np.asarray(ids, dtype=np.int64).tolist(), skip_special_tokens=False))
+
+    def token_text(self, token_id: int) -> str | None:
+        """The piece of one id as the vocabulary spells it, or None for an id that nothing uses."""
+        return self._tokenizer.id_to_token(int(token_id))
 
     def fast_backend(self) -> FastokensBackend:
         """The fast backend, loaded at the first call. TokenizerError where it refuses this tokenizer."""
         if self._fast is None:
-            self._fast = FastokensBackend(self._tokenizer.to_str())
+            self._fast = FastokensBackend(
+                self._tokenizer.to_str(), split_special_tokens=bool(self._tokenizer.encode_special_tokens)
+            )
         return self._fast
+
+    def adopt_fast_backend(self, backend: FastokensBackend) -> None:
+        """Take a fast backend that was loaded from this very tokenizer's JSON elsewhere (in a thread, at load)."""
+        self._fast = backend
 
     @cached_property
     def transformers_tokenizer(self) -> PreTrainedTokenizerFast:
-        """The same tokenizer as transformers knows it (imports transformers at the first call)."""
+        """The same tokenizer as transformers knows it, a copy (imports transformers at the first call)."""
         from transformers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast(
-            tokenizer_object=self._tokenizer, chat_template=self.chat_template, clean_up_tokenization_spaces=False, **self.special_tokens
+        make: Any = PreTrainedTokenizerFast  # its constructor is untyped
+        return cast(
+            "PreTrainedTokenizerFast",
+            make(
+                tokenizer_object=self._tokenizer,
+                chat_template=self.chat_template,
+                clean_up_tokenization_spaces=False,
+                **self.special_tokens,
+            ),
         )
 
-    def _build_table(self) -> tuple[TokenByteTable, int]:
-        ordinary, special = added_tokens(self._tokenizer)
-        pieces = self._tokenizer.get_vocab(with_added_tokens=True)
-        ids = {role: pieces.get(text) for role, text in self.special_tokens.items()}
-        self._role_ids: dict[str, int | None] = {
-            "bos": _first(ids.get("bos_token"), ids.get("cls_token")),
-            "eos": _first(ids.get("eos_token"), ids.get("sep_token")),
-            "pad": ids.get("pad_token"),
-            "unk": ids.get("unk_token"),
-        }
-        table = build_byte_table(
-            pieces, spelling=piece_spelling(self._tokenizer), added=ordinary, special=special, role_ids=self._role_ids
+
+def _check_ids(pieces: Mapping[str, int], num_tokens: int, declared: int | None, name: str) -> None:
+    """TokenizerError when an id lies beyond the declared vocabulary, or when none is declared and the ids leave wide holes."""
+    if not pieces:
+        raise TokenizerError(f"{name} has an empty vocabulary")
+    piece, largest = max(pieces.items(), key=lambda item: item[1])
+    if declared is not None and largest >= declared:
+        beyond = sum(token_id >= declared for token_id in pieces.values())
+        raise TokenizerError(
+            f"{name}: {beyond} ids exceed its declared vocabulary (vocab_size {declared}): the largest is {largest}, {piece!r}; "
+            "a model of that size cannot embed them: correct vocab_size in config.json or tokenizer_config.json, or the tokenizer"
         )
-        return table, len(set(pieces.values()))
+    if declared is None and largest >= 2 * num_tokens + 1024:
+        raise TokenizerError(
+            f"{name}: id {largest} ({piece!r}) in a vocabulary of {num_tokens} tokens; "
+            "if the model really has that many rows, declare vocab_size in tokenizer_config.json"
+        )
 
 
-def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
-
-
-def _added_specials(tokenizer: Tokenizer, name: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def _added_specials(tokenizer: Tokenizer, name: str) -> tuple[IdArray, IdArray]:
     """(prefix, suffix) that `add_special_tokens` puts around one text, checked to be the same around every probe."""
-    texts = [texts[0] for texts in PROBES.values()]
+    texts = ["", *(texts[0] for texts in PROBES.values())]
     plain = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
     whole = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=True)]
-    content, wrapped = plain[0], whole[0]
+    content, wrapped = plain[1], whole[1]
     starts = [at for at in range(len(wrapped) - len(content) + 1) if wrapped[at : at + len(content)] == content]
     if not starts:
         raise TokenizerError(f"{name}: adding special tokens changes the ids of the text itself; its post-processor is unknown")

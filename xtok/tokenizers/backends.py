@@ -21,7 +21,7 @@ from xtok.tokenizers.flat import FlatTokens, check_encodable
 
 __all__ = ["EncodeBackend", "FastokensBackend", "TokenizersBackend"]
 
-BATCH_CHARACTERS = 1_000_000  # the reference holds ~100 bytes a token while a batch is open
+BATCH_CHARACTERS = 500_000  # the reference holds more than 100 bytes a token while a batch is open
 
 
 class EncodeBackend(Protocol):
@@ -67,8 +67,11 @@ class FastokensBackend:
 
     name = "fastokens"
 
-    def __init__(self, tokenizer_json: str) -> None:
-        """tokenizer_json: a whole tokenizer.json. TokenizerError where fastokens refuses it."""
+    def __init__(self, tokenizer_json: str, *, split_special_tokens: bool = False) -> None:
+        """tokenizer_json: a whole tokenizer.json. split_special_tokens: encode special tokens in a text as ordinary text.
+
+        TokenizerError where fastokens refuses the tokenizer.
+        """
         # One thread a process: the workers are the parallelism, and its idle threads spin.
         os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
         os.environ.setdefault("RAYON_NUM_THREADS", "1")
@@ -78,13 +81,16 @@ class FastokensBackend:
             self._tokenizer = NativeTokenizer.from_json_str(tokenizer_json)
         except Exception as error:
             raise TokenizerError(f"fastokens cannot load this tokenizer ({error}); use the backend 'tokenizers'") from error
+        self._split_special_tokens = split_special_tokens
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
     def encode_flat(self, texts: Sequence[str]) -> FlatTokens:
         """Content ids of each text."""
         check_encodable(texts)
-        ids, offsets = self._tokenizer.encode_batch_flat(list(texts), add_special_tokens=False)
+        ids, offsets = self._tokenizer.encode_batch_flat(
+            list(texts), add_special_tokens=False, split_special_tokens=self._split_special_tokens
+        )
         return FlatTokens(np.frombuffer(ids, dtype="<i4"), np.frombuffer(offsets, dtype="<i8"))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,7 @@ import pyarrow as pa
 from xtok.errors import TokenizerError
 from xtok.tokenizers.pieces import PieceSpelling, encode_pieces
 
-__all__ = ["ROLES", "TokenByteTable", "build_byte_table"]
-
-ROLES = ("bos", "eos", "pad", "unk")
+__all__ = ["TokenByteTable", "build_byte_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class TokenByteTable:
 
     values: large_binary [V], bytes of each id, b"" for special ids and for ids nothing uses.
     lengths: int32 [V], bytes per id. is_special: bool [V]. special_content: id -> UTF-8 of a special token's text.
-    role_code: int8 [V], 0 for none, else 1 + index into ROLES.
+    role_code: int8 [V], 0 for none, else 1 + index into `xtok.tokenizers.ROLES`.
     """
 
     values: pa.LargeBinaryArray
@@ -40,7 +39,7 @@ class TokenByteTable:
         """V."""
         return len(self.lengths)
 
-    def take(self, ids: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    def take(self, ids: npt.NDArray[np.integer[Any]]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
         """Concatenated bytes of `ids` and their cuts.
 
         ids: integer [N]. Returns uint8 [total bytes] and int64 [N + 1]: id i spans bytes cuts[i]:cuts[i + 1] (half-open).
@@ -65,13 +64,13 @@ def build_byte_table(
     spelling: PieceSpelling,
     added: Mapping[int, str],
     special: Mapping[int, str],
-    role_ids: Mapping[str, int | None],
+    role_code: Mapping[int, int],
 ) -> TokenByteTable:
     """Table of a vocabulary.
 
     pieces: spelling -> id of the whole vocabulary. spelling: how pieces spell bytes. added: id -> text of the ordinary added
     tokens, whose text stands for itself. special: id -> text of the special tokens, which hold no content bytes.
-    role_ids: role name -> id.
+    role_code: id -> 1 + index into ROLES.
     """
     vocab_size = 1 + max((max(ids) for ids in (pieces.values(), added, special) if ids), default=-1)
     by_id = [""] * vocab_size
@@ -83,12 +82,9 @@ def build_byte_table(
     values, lengths = encode_pieces(by_id, spelling, literal)
     is_special = np.zeros(vocab_size, dtype=bool)
     is_special[list(special)] = True
-    role_code = np.zeros(vocab_size, dtype=np.int8)
-    for code, role in reversed(list(enumerate(ROLES, start=1))):
-        token_id = role_ids.get(role)
-        if token_id is not None:
-            role_code[token_id] = code
+    codes = np.zeros(vocab_size, dtype=np.int8)
+    codes[list(role_code)] = list(role_code.values())
     contents = {token_id: text.encode("utf-8") for token_id, text in sorted(special.items())}
-    for array in (lengths, is_special, role_code):
+    for array in (lengths, is_special, codes):
         array.setflags(write=False)
-    return TokenByteTable(values, lengths, is_special, contents, role_code)
+    return TokenByteTable(values, lengths, is_special, contents, codes)

@@ -6,17 +6,23 @@ where they exist.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import orjson
 
+from xtok import storage
 from xtok.errors import TokenizerError
 
 __all__ = ["TokenizerFiles", "read_tokenizer_files"]
 
 SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "tiktoken.model")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+WAY_OUT = "save it with PreTrainedTokenizerFast.save_pretrained, which writes tokenizer.json"
+
+Reader = Callable[[str], bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,36 +37,75 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(tokenizer: str, *, revision: str | None = None) -> TokenizerFiles:
-    """Read the files of a tokenizer named by a folder, an fsspec URL or a hub id (with `revision`)."""
-    folder = Path(tokenizer)
-    if not folder.is_dir():
-        raise TokenizerError(f"{tokenizer}: no such folder")
+    """Read the files of a tokenizer named by a folder, an fsspec URL or a hub id (with `revision`).
 
-    def read(name: str) -> bytes | None:
-        path = folder / name
-        return path.read_bytes() if path.is_file() else None
-
+    TokenizerError: no such folder or repository, no tokenizer.json, files that do not parse. StorageError: unreadable files.
+    """
+    read = _reader(tokenizer, revision)
+    config = _json(tokenizer, "tokenizer_config.json", read)
     tokenizer_json = read("tokenizer.json")
     if tokenizer_json is None:
-        raise _no_fast_tokenizer(tokenizer, [name for name in SLOW_FILES if read(name) is not None])
-    config = {**_json(tokenizer, "special_tokens_map.json", read), **_json(tokenizer, "tokenizer_config.json", read)}
+        raise _no_fast_tokenizer(tokenizer, config, [name for name in SLOW_FILES if read(name) is not None])
+    config = {**_json(tokenizer, "special_tokens_map.json", read), **config}
     template = read("chat_template.jinja")
     return TokenizerFiles(
         tokenizer_json=tokenizer_json,
         config=config,
-        chat_template=template.decode("utf-8") if template is not None else _template_of(config.get("chat_template")),
+        chat_template=_default_template(config.get("chat_template")) if template is None else template.decode("utf-8"),
         declared_vocab_size=_vocab_size(_json(tokenizer, "config.json", read)) or _vocab_size(config),
     )
 
 
-def _no_fast_tokenizer(tokenizer: str, slow_files: list[str]) -> TokenizerError:
-    way_out = "save it with `PreTrainedTokenizerFast.save_pretrained`, which writes tokenizer.json"
+def _reader(tokenizer: str, revision: str | None) -> Reader:
+    """Reads one named file, None where there is none."""
+    path = storage.local_path(tokenizer)
+    if path is None or path.is_dir():
+
+        def from_storage(name: str) -> bytes | None:
+            url = storage.join(tokenizer, name)
+            return storage.read_bytes(url) if storage.exists(url) else None
+
+        return from_storage
+    if path.exists():
+        raise TokenizerError(f"{tokenizer} is a file; give the folder that holds tokenizer.json")
+    if not HUB_ID.fullmatch(tokenizer):
+        raise TokenizerError(f"no tokenizer folder {tokenizer!r} (looked at {path.absolute()})")
+    return _hub_reader(tokenizer, revision, looked_at=str(path.absolute()))
+
+
+def _hub_reader(repository: str, revision: str | None, *, looked_at: str) -> Reader:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    def from_hub(name: str) -> bytes | None:
+        try:
+            return storage.read_bytes(hf_hub_download(repository, name, revision=revision))
+        except LocalEntryNotFoundError as error:  # not cached, and the hub cannot be reached
+            if name != "tokenizer.json":
+                return None
+            raise _unreachable(repository, looked_at, error) from error
+        except EntryNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise _unreachable(repository, looked_at, error) from error
+
+    return from_hub
+
+
+def _unreachable(repository: str, looked_at: str, error: Exception) -> TokenizerError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return TokenizerError(f"{repository!r} is neither a folder (looked at {looked_at}) nor a hub tokenizer one can get: {reason}")
+
+
+def _no_fast_tokenizer(tokenizer: str, config: dict[str, Any], slow_files: list[str]) -> TokenizerError:
+    named = config.get("tokenizer_class")
     if slow_files:
-        return TokenizerError(f"{tokenizer}: only a slow tokenizer ({', '.join(slow_files)}), no tokenizer.json; {way_out}")
-    return TokenizerError(f"{tokenizer}: no tokenizer.json in it; {way_out}")
+        what = f"the slow tokenizer {named}" if named else "a slow tokenizer"
+        return TokenizerError(f"{tokenizer} holds {what} ({', '.join(slow_files)}) and no tokenizer.json; {WAY_OUT}")
+    return TokenizerError(f"{tokenizer} holds no tokenizer.json; {WAY_OUT}")
 
 
-def _json(tokenizer: str, name: str, read: Any) -> dict[str, Any]:
+def _json(tokenizer: str, name: str, read: Reader) -> dict[str, Any]:
     data = read(name)
     if data is None:
         return {}
@@ -73,7 +118,7 @@ def _json(tokenizer: str, name: str, read: Any) -> dict[str, Any]:
     return value
 
 
-def _template_of(value: Any) -> str | None:
+def _default_template(value: Any) -> str | None:
     if isinstance(value, list):  # several named templates: the default is what apply_chat_template takes
         value = next((entry.get("template") for entry in value if entry.get("name") == "default"), None)
     return value if isinstance(value, str) else None

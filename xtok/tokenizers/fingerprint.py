@@ -15,11 +15,17 @@ FINGERPRINT_VERSION = 1
 LIBRARIES = ("tokenizers", "fastokens", "transformers", "jinja2", "minijinja")
 
 
-def content_fingerprint(tokenizer_json: str | bytes, *, chat_template: str | None, role_tokens: Mapping[str, str]) -> str:
+def content_fingerprint(
+    tokenizer_json: str | bytes,
+    *,
+    chat_template: str | None,
+    role_tokens: Mapping[str, str],
+    split_special_tokens: bool = False,
+) -> str:
     """sha256 (hex) over what decides the ids and the rendering.
 
     tokenizer_json: the serialized tokenizer; its truncation and padding, which any call may change, are left out, and spellings
-    that mean the same (merges as "a b" or as a pair, key order, absent defaults) are made one. role_tokens: "bos_token" -> text.
+    that mean the same (merges as "a b" or as a pair, the order of keys) are made one. role_tokens: "bos_token" -> text.
     """
     document: dict[str, Any] = orjson.loads(tokenizer_json)
     for mutable in ("truncation", "padding", "version"):
@@ -29,7 +35,8 @@ def content_fingerprint(tokenizer_json: str | bytes, *, chat_template: str | Non
     if merges and isinstance(merges[0], str):
         model["merges"] = [merge.split(" ", 1) for merge in merges]
     digest = hashlib.sha256()
-    for part in ({"version": FINGERPRINT_VERSION}, document, chat_template, dict(role_tokens)):
+    settings = {"version": FINGERPRINT_VERSION, "split_special_tokens": split_special_tokens}
+    for part in (settings, document, chat_template, dict(role_tokens)):
         digest.update(orjson.dumps(part, option=orjson.OPT_SORT_KEYS))
         digest.update(b"\n")
     return digest.hexdigest()

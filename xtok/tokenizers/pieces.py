@@ -65,8 +65,48 @@ def encode_pieces(
     pieces: V spellings, "" where an id has none. literal: id -> bytes that replace the spelled ones.
     Returns large_binary [V] and int32 [V] byte lengths.
     """
-    encoded = [piece_bytes(piece, spelling) for piece in pieces]
+    if spelling.kind == "byte_level":
+        return _encode_byte_level(list(pieces), dict(literal))
+    encoded = [piece.encode("utf-8") for piece in pieces]
+    if spelling.kind == "metaspace":
+        blank = METASPACE.encode("utf-8")
+        encoded = [piece.replace(blank, b" ") for piece in encoded]
+    if spelling.byte_pieces:
+        for token_id, piece in enumerate(encoded):
+            if piece.startswith(b"<0x"):
+                encoded[token_id] = piece_bytes(piece.decode("utf-8"), spelling)
     for token_id, content in literal.items():
         encoded[token_id] = content
     lengths = np.fromiter(map(len, encoded), dtype=np.int32, count=len(encoded))
     return pa.array(encoded, type=pa.large_binary()), lengths
+
+
+def _encode_byte_level(pieces: list[str], literal: dict[int, bytes]) -> tuple[pa.LargeBinaryArray, npt.NDArray[np.int32]]:
+    """All pieces at once: one character is one byte, so one lookup over the joined text gives every byte."""
+    for token_id, content in literal.items():
+        pieces[token_id] = _spell(content)
+    values = _lookup(pieces)
+    foreign = np.flatnonzero(values < 0)
+    if len(foreign):  # pieces that no text can produce: they stand for their own UTF-8
+        ends = np.cumsum(np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces)))
+        for token_id in np.unique(np.searchsorted(ends, foreign, side="right")):
+            pieces[token_id] = _spell(pieces[token_id].encode("utf-8"))
+        values = _lookup(pieces)
+    lengths = np.fromiter(map(len, pieces), dtype=np.int32, count=len(pieces))
+    cuts = np.zeros(len(pieces) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=cuts[1:])
+    buffers = [None, pa.py_buffer(cuts), pa.py_buffer(values.astype(np.uint8))]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(pieces), buffers), lengths
+
+
+def _spell(content: bytes) -> str:
+    return "".join(BYTE_CHARACTERS[byte] for byte in content)
+
+
+def _lookup(pieces: Sequence[str]) -> npt.NDArray[np.int16]:
+    """int16 [characters of all pieces]: the byte of each character, -1 for characters that stand for none."""
+    codes = np.frombuffer("".join(pieces).encode("utf-32-le"), dtype="<u4")
+    table = np.full(max(map(ord, BYTE_CHARACTERS)) + 2, -1, dtype=np.int16)
+    table[[ord(character) for character in BYTE_CHARACTERS]] = np.arange(256)
+    values: npt.NDArray[np.int16] = table[np.minimum(codes, len(table) - 1)]
+    return values
