@@ -76,7 +76,6 @@ class PartEntry(_Frozen):
 
     index: int
     num_source_rows: int
-    num_blank_lines: int
     num_rows: int
     student_digest: str
     teacher_digests: tuple[str, ...]
@@ -95,6 +94,7 @@ class Manifest(_Frozen):
     format_version: int
     mode: Literal["text", "chat"]
     config: dict[str, Any]
+    environment: dict[str, str]
     render_date: datetime.date | None = None
     sources: tuple[PlannedSource, ...]
     student: PlannedSide

@@ -87,11 +87,16 @@ class PlannedSide(_Frozen):
 
 
 class Plan(_Frozen):
-    """The frozen plan. config: the part of the configuration that shapes the output, in its portable form."""
+    """The frozen plan.
+
+    config: the part of the configuration that shapes the output, in its portable form. environment: versions of the libraries
+    that write the tables; another version builds the parts anew.
+    """
 
     format_version: int = FORMAT_VERSION
     mode: Literal["text", "chat"]
     config: dict[str, Any]
+    environment: dict[str, str]
     render_date: datetime.date | None = None
     sources: tuple[PlannedSource, ...]
     student: PlannedSide

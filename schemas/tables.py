@@ -54,6 +54,7 @@ class RejectReason(StrEnum):
     UNKNOWN_LAYOUT = "unknown_layout"
     LITERAL_DELIMITER = "literal_delimiter"
     REGION_MISMATCH = "region_mismatch"
+    NEEDS_NATIVE_ALIGNMENT = "needs_native_alignment"
 
 
 def reject_side(teacher_index: int | None) -> str:
@@ -63,9 +64,10 @@ def reject_side(teacher_index: int | None) -> str:
 
 REGION_TYPE = pa.struct([pa.field("name", pa.string()), pa.field("start", pa.int32()), pa.field("end", pa.int32())])
 
-_IDS = pa.list_(pa.field("element", pa.int32()))
-_FLAGS = pa.list_(pa.field("element", pa.bool_()))
-_REGIONS = pa.list_(pa.field("element", REGION_TYPE))
+# No element is ever null, and saying so saves a level a value in Parquet.
+_IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
+_FLAGS = pa.list_(pa.field("element", pa.bool_(), nullable=False))
+_REGIONS = pa.list_(pa.field("element", REGION_TYPE, nullable=False))
 
 STUDENT_SCHEMA = pa.schema(
     [

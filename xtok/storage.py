@@ -74,7 +74,7 @@ def absolute(url: str) -> str:
 
 def join(url: str, *names: str) -> str:
     """`url` with path components appended."""
-    return "/".join([url.rstrip("/") or "/", *names]).replace("//", "/", 1) if url == "/" else "/".join([url.rstrip("/"), *names])
+    return "/".join([url.rstrip("/"), *names])
 
 
 def storage_error(action: str, url: str, error: BaseException) -> StorageError:

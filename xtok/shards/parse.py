@@ -1,0 +1,158 @@
+"""One line or one Parquet value to one row: text, sample_id, loss multiplier; or a RowRefused that says why.
+
+orjson parses every line; only a line that it refuses is looked at again, slowly, to tell what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import orjson
+
+from schemas.tables import RejectReason
+from xtok.errors import RowRefused
+
+__all__ = ["ParsedRow", "RowFields", "content_digest", "parse_line", "parse_record"]
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class RowFields:
+    """Which fields hold what, and the size limit of a text in bytes of UTF-8."""
+
+    text: str
+    id: str | None
+    loss_multiplier: str | None
+    max_document_bytes: int
+
+    @property
+    def max_line_bytes(self) -> int:
+        """A longer line is refused unread. JSON escapes take up to 6 bytes for one; the rest leaves room for other fields."""
+        return 8 * self.max_document_bytes + (1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRow:
+    """An accepted row."""
+
+    text: str
+    sample_id: str
+    loss_multiplier: float
+
+
+def content_digest(text: str) -> str:
+    """The sample_id of a row without an id: the first 128 bits of the text's SHA-256, in hex."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def parse_line(line: bytes, fields: RowFields) -> ParsedRow:
+    """One line of JSON, its line end optional. Raises RowRefused."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        record = _parse_refused_line(line, error)
+    if type(record) is not dict:
+        _refuse(RejectReason.NOT_AN_OBJECT, f"the line holds a JSON {_json_type(record)}, not an object")
+    if fields.id is not None and type(record.get(fields.id)) is float:
+        record = json.loads(line)  # orjson turns integers beyond 64 bits into floats
+    return parse_record(record, fields)
+
+
+def parse_record(record: dict[str, Any], fields: RowFields) -> ParsedRow:
+    """A row as a mapping of field names. Raises RowRefused."""
+    text = record.get(fields.text, _MISSING)
+    if type(text) is not str:
+        if text is _MISSING or text is None:
+            _refuse(RejectReason.MISSING_TEXT, f"the row has no field {fields.text!r} (it has {_names(record)})")
+        _refuse(RejectReason.TEXT_NOT_STRING, f"the field {fields.text!r} holds a JSON {_json_type(text)}, not a string")
+    if not text:
+        _refuse(RejectReason.EMPTY_TEXT, f"the field {fields.text!r} is an empty string")
+    if 4 * len(text) > fields.max_document_bytes:
+        _check_size(text, fields)
+    if not text.isascii():
+        _check_surrogates(text, fields.text)
+    return ParsedRow(text, _sample_id(record, text, fields), _loss_multiplier(record, fields))
+
+
+def _sample_id(record: dict[str, Any], text: str, fields: RowFields) -> str:
+    value = record.get(fields.id) if fields.id is not None else None
+    if type(value) is str and value:
+        if not value.isascii():
+            _check_surrogates(value, str(fields.id))
+        return value
+    if type(value) is int:
+        return str(value)
+    if value is None:
+        return content_digest(text)
+    _refuse(RejectReason.INVALID_ID, f"the field {fields.id!r} holds {value!r:.80}: an id is a non-empty string or an integer")
+
+
+def _loss_multiplier(record: dict[str, Any], fields: RowFields) -> float:
+    value = record.get(fields.loss_multiplier) if fields.loss_multiplier is not None else None
+    if value is None:
+        return 1.0
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        _refuse(
+            RejectReason.INVALID_LOSS_MULTIPLIER,
+            f"the field {fields.loss_multiplier!r} holds {value!r:.80}: a loss multiplier is a finite number from 0",
+        )
+    return float(value)
+
+
+def _check_size(text: str, fields: RowFields) -> None:
+    num_bytes = len(text.encode("utf-8", "surrogatepass"))
+    if num_bytes > fields.max_document_bytes:
+        _refuse(
+            RejectReason.DOCUMENT_TOO_LONG,
+            f"the text has {num_bytes} bytes, max_document_bytes is {fields.max_document_bytes}",
+        )
+
+
+def _check_surrogates(text: str, field: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        _refuse(
+            RejectReason.LONE_SURROGATE,
+            f"the field {field!r} holds the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}",
+        )
+
+
+def _parse_refused_line(line: bytes, error: orjson.JSONDecodeError) -> Any:
+    """What a line holds that orjson refuses; a byte-order mark and lone surrogates in unused fields do no harm."""
+    line = line.removeprefix(_BYTE_ORDER_MARK)
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as invalid:
+        place = f"byte 0x{line[invalid.start]:02X} at position {invalid.start} of the line"
+        _refuse(RejectReason.INVALID_UTF8, f"{place}: {invalid.reason}")
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as invalid_json:
+        _refuse(RejectReason.INVALID_JSON, str(invalid_json) or str(error))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _refuse(reason: RejectReason, message: str) -> NoReturn:
+    raise RowRefused(reason, message, stage="read", side="source")
+
+
+def _names(record: dict[str, Any]) -> str:
+    names = ", ".join(repr(name) for name in list(record)[:8])
+    return (names + (", …" if len(record) > 8 else ""))[:200] or "no fields"
+
+
+def _json_type(value: Any) -> str:
+    if value is None:
+        return "null"
+    kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+    return kinds.get(type(value), type(value).__name__)

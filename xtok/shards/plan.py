@@ -1,0 +1,173 @@
+"""From a configuration to the frozen plan: sources digested, parts balanced by bytes, duplicates found, tokenizers described.
+
+1. One pass over each source finds its digest and checkpoints between lines.
+2. The stream of all sources is cut at the checkpoints nearest to equal shares: a part may end inside a file or span many.
+3. The ids of all rows are scanned, part by part, in the workers; of equal ids the first in plan order stays.
+4. Each tokenizer is loaded in a worker, and its fast backend proven on rows from all over the data.
+
+Nothing here depends on the number of workers or on the day, so a relaunch plans again and must come to the same plan.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from schemas.config import PreprocessConfig
+from schemas.plan import Plan, PlannedPart, PlannedSide
+from xtok import storage
+from xtok.errors import ConfigError
+from xtok.shards.cutting import balanced_parts
+from xtok.shards.parse import RowFields
+from xtok.shards.pool import Runner
+from xtok.shards.rows import SourceAt, read_blocks
+from xtok.shards.scan import ScanJob, SourceScan, find_duplicates, scan_ids, scan_source
+from xtok.shards.sides import SideJob, describe_side, same_side
+from xtok.shards.sources import SourceFile, find_sources
+
+__all__ = ["Progress", "RunPlan", "make_plan", "plan_bytes", "portable_config", "read_plan", "row_fields"]
+
+Result = TypeVar("Result")
+Progress = Callable[[str, int, int], None]
+_CHECKPOINTS_PER_PART = 256
+_SAMPLE_PARTS = 16
+_SAMPLE_ROWS = 256
+_SAMPLE_CHARACTERS = 1_000_000
+_NOT_PORTABLE = frozenset(
+    ["sources", "student", "teachers", "output", "engine", "workers", "max_reject_fraction", "min_coverage", "render_date"]
+)
+_CHAT_ONLY = frozenset(
+    [
+        "messages_field",
+        "tools_field",
+        "chat_template_kwargs_field",
+        "include_thinking_in_loss",
+        "native_thinking_alignment",
+        "kd_alignment_regions",
+        "drop_first_assistant_chunk_kl_by_teacher",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """The frozen plan, and where this run finds its sources (URLs in the order of `plan.sources`)."""
+
+    plan: Plan
+    source_urls: tuple[str, ...]
+
+    def sources_of(self, part: PlannedPart) -> dict[int, SourceAt]:
+        """The sources that a part reads."""
+        used = {segment.source for segment in part.segments}
+        return {index: SourceAt(self.plan.sources[index], self.source_urls[index]) for index in sorted(used)}
+
+
+def make_plan(config: PreprocessConfig, runner: Runner, progress: Progress | None = None) -> RunPlan:
+    """The plan of a configuration. Raises ConfigError, StorageError or TokenizerError before anything is written."""
+    files = find_sources(config.sources)
+    fields = row_fields(config)
+    spacing = max(1, config.part_bytes // _CHECKPOINTS_PER_PART)
+    jobs = [(file, spacing) for file in files]
+    scanned = runner.map(_scan_source, jobs, lambda job: f"the scan of source {job[0].name}")
+    scans = list(_watched("scan sources", scanned, len(jobs), progress))
+    sources = tuple(scan.planned for scan in scans)
+    if not any(source.num_rows for source in sources):
+        named = (f"{file.url} ({source.num_lines} lines)" for file, source in zip(files, sources, strict=True))
+        raise ConfigError("sources hold no rows: " + ", ".join(named))
+    urls = [file.url for file in files]
+    parts = balanced_parts(scans, config.part_bytes)
+    scan_jobs = [_scan_job(part, scans, urls, fields) for part in parts]
+    found_ids = runner.map(scan_ids, scan_jobs, lambda job: "the scan for duplicate ids")
+    ids = list(_watched("find duplicate ids", found_ids, len(parts), progress))
+    parts = [part.model_copy(update={"duplicates": found}) for part, found in zip(parts, find_duplicates(ids), strict=True)]
+    sample = _sample(scan_jobs, runner)
+    student, teachers = _describe_sides(config, sample, runner)
+    plan = Plan(
+        mode=config.mode,
+        config=portable_config(config),
+        environment={"pyarrow": pa.__version__},
+        render_date=_render_date(config),
+        sources=sources,
+        student=student,
+        teachers=teachers,
+        parts=tuple(parts),
+    )
+    return RunPlan(plan, tuple(urls))
+
+
+def row_fields(config: PreprocessConfig) -> RowFields:
+    """The fields that rows are read by."""
+    return RowFields(config.text_field, config.id_field, config.loss_multiplier_field, config.max_document_bytes)
+
+
+def portable_config(config: PreprocessConfig) -> dict[str, Any]:
+    """The part of the configuration that shapes the output and holds no place, time, engine or threshold."""
+    left_out = _NOT_PORTABLE | (_CHAT_ONLY if config.mode == "text" else frozenset())
+    return {name: value for name, value in config.model_dump(mode="json").items() if name not in left_out}
+
+
+def _scan_source(job: tuple[SourceFile, int]) -> SourceScan:
+    return scan_source(*job)
+
+
+def _scan_job(part: PlannedPart, scans: Sequence[SourceScan], urls: Sequence[str], fields: RowFields) -> ScanJob:
+    used = {segment.source for segment in part.segments}
+    return ScanJob(part.segments, {index: SourceAt(scans[index].planned, urls[index]) for index in used}, fields)
+
+
+def _sample(jobs: Sequence[ScanJob], runner: Runner) -> tuple[str, ...]:
+    """Texts from all over the data: the first rows of at most sixteen parts, spread evenly."""
+    chosen = jobs[:: max(1, -(-len(jobs) // _SAMPLE_PARTS))]
+    sample_jobs = [(job, _SAMPLE_ROWS // len(chosen), _SAMPLE_CHARACTERS // len(chosen)) for job in chosen]
+    texts = runner.map(_first_texts, sample_jobs, lambda job: "the sample of texts")
+    return tuple(text for part in texts for text in part)
+
+
+def _first_texts(sample_job: tuple[ScanJob, int, int]) -> tuple[str, ...]:
+    """Up to so many rows and characters of one part, at least one row."""
+    job, max_rows, max_characters = sample_job
+    texts: list[str] = []
+    for block in read_blocks(job.segments, job.sources, job.fields, frozenset(), block_bytes=max_characters):
+        texts.extend(block.text)
+        if len(texts) >= max_rows or sum(map(len, texts)) >= max_characters:
+            break
+    ends = list(accumulate(map(len, texts)))
+    return tuple(text for row, text in enumerate(texts[:max_rows]) if row == 0 or ends[row] <= max_characters)
+
+
+def _describe_sides(
+    config: PreprocessConfig, sample: tuple[str, ...], runner: Runner
+) -> tuple[PlannedSide, tuple[PlannedSide, ...]]:
+    sides = [("student", config.student), *((f"teacher {index}", side) for index, side in enumerate(config.teachers))]
+    jobs = [SideJob(label, side, config.backend, sample) for label, side in sides]
+    student, *teachers = runner.map(describe_side, jobs, lambda job: f"the tokenizer of the {job.label}")
+    return student, tuple(teacher.model_copy(update={"same_as_student": same_side(student, teacher)}) for teacher in teachers)
+
+
+def _render_date(config: PreprocessConfig) -> datetime.date | None:
+    if config.mode == "text":
+        return None  # nothing is rendered: the same bytes on any day
+    return config.render_date or datetime.datetime.now(datetime.UTC).date()
+
+
+def _watched(stage: str, results: Iterator[Result], total: int, progress: Progress | None) -> Iterator[Result]:
+    for done, result in enumerate(results, start=1):
+        if progress is not None:
+            progress(stage, done, total)
+        yield result
+
+
+def plan_bytes(plan: Plan) -> bytes:
+    """plan.json, the same bytes for the same plan."""
+    return (plan.model_dump_json(indent=1) + "\n").encode()
+
+
+def read_plan(output: str) -> Plan | None:
+    """The plan that a dataset's folder holds, or None."""
+    url = storage.join(output, "plan.json")
+    return Plan.model_validate_json(storage.read_bytes(url)) if storage.exists(url) else None
