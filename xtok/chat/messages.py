@@ -1,0 +1,246 @@
+"""Raw rows to one canonical conversation, the same for every model.
+
+A canonical conversation is a list of plain dicts with these properties, whatever shape the row had:
+- `role` is one of `ROLES`; ShareGPT and legacy names are mapped.
+- `content` is a string. A list of text parts is joined without a separator; an assistant turn without content has "".
+- `reasoning_content` is a non-blank string or absent; the older names `thinking` and `reasoning` are read too, and `thinking`
+  is set beside it, as transformers does, because gpt-oss templates read that name.
+- `tool_calls` is a non-empty list of `{"type", "function": {"name", "arguments"}}` or absent; arguments are an object, and where
+  the row gave a JSON string, that string is kept beside it (`ARGUMENTS_TEXT`) for the templates that print it.
+- Keys whose value is None are dropped, as `apply_chat_template` does.
+Anything else is refused with stage "read" and side "source": it would fail for every model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from schemas.tables import RejectReason
+from xtok.errors import RowRefused
+
+__all__ = ["ARGUMENTS_TEXT", "ROLES", "ChatFields", "Conversation", "conversation_from_row", "normalize_messages"]
+
+Message = dict[str, Any]
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+ARGUMENTS_TEXT: Final = "_arguments_text"
+
+_ROLE_NAMES: Final = {
+    **{role: role for role in ROLES},
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "observation": "tool",
+    "function": "tool",
+    "function_response": "tool",
+    "function_call": "assistant",
+}
+_REASONING_KEYS: Final = ("reasoning_content", "thinking", "reasoning")
+_RESERVED_KWARGS: Final = ("messages", "tools", "documents", "add_generation_prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFields:
+    """Names of the columns a chat row is read from; the first of messages, conversations, prompt + completion that is there."""
+
+    messages: str = "messages"
+    conversations: str = "conversations"
+    prompt: str = "prompt"
+    completion: str = "completion"
+    tools: str = "tools"
+    template_kwargs: str = "chat_template_kwargs"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One canonical conversation (see the module docstring); `template_kwargs` are the row's own, over those of the side."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None
+    template_kwargs: dict[str, Any]
+
+    @property
+    def final(self) -> Message:
+        """The last message, which holds what is supervised."""
+        return self.messages[-1]
+
+
+def conversation_from_row(row: Mapping[str, Any], fields: ChatFields | None = None) -> Conversation:
+    """Read one source row. Raises RowRefused (stage "read", side "source") where it is no conversation."""
+    fields = fields or ChatFields()
+    raw = row.get(fields.messages)
+    if raw is None:
+        raw = row.get(fields.conversations)
+    if raw is None and row.get(fields.completion) is not None:
+        raw = _prompt_completion(row.get(fields.prompt), row[fields.completion])
+    if raw is None:
+        _refuse(f"the row has none of {fields.messages!r}, {fields.conversations!r} and {fields.completion!r}: {sorted(row)}")
+    return Conversation(
+        messages=normalize_messages(raw),
+        tools=_normalize_tools(row.get(fields.tools)),
+        template_kwargs=_normalize_kwargs(row.get(fields.template_kwargs)),
+    )
+
+
+def normalize_messages(raw: Any) -> list[Message]:
+    """Canonical messages of a list of OpenAI-style or ShareGPT-style messages; the given objects are not modified."""
+    if not isinstance(raw, Sequence) or isinstance(raw, str | bytes) or not raw:
+        _refuse(f"messages must be a non-empty list, got {_short(raw)}")
+    return [_normalize_message(message, index) for index, message in enumerate(raw)]
+
+
+def _normalize_message(raw: Any, index: int) -> Message:
+    if not isinstance(raw, Mapping):
+        _refuse(f"message {index} must be an object with role and content, got {_short(raw)}")
+    name = raw.get("role", raw.get("from"))
+    role = _ROLE_NAMES.get(name) if isinstance(name, str) else None
+    if role is None:
+        _refuse(f"message {index} has the unknown role {name!r}; known: {', '.join(_ROLE_NAMES)}")
+    content = raw.get("content", raw.get("value"))
+    calls = raw.get("tool_calls")
+    if name == "function_call" and not calls:
+        content, calls = None, _sharegpt_calls(content, index)
+    message: Message = {
+        key: _plain(value, index)
+        for key, value in raw.items()
+        if value is not None and key not in ("from", "value", "tool_calls", *_REASONING_KEYS)
+    }
+    message["role"] = role
+    message["content"] = _normalize_content(content, role, index)
+    reasoning = next((raw[key] for key in _REASONING_KEYS if raw.get(key) is not None), None)
+    if reasoning is not None and role == "assistant":
+        if not isinstance(reasoning, str):
+            _refuse(f"message {index}: reasoning_content must be a string, got {_short(reasoning)}")
+        if reasoning.strip():
+            message["reasoning_content"] = message["thinking"] = str(reasoning)
+    if calls:
+        if role != "assistant":
+            _refuse(f"message {index}: a {role} message cannot hold tool_calls")
+        message["tool_calls"] = _normalize_calls(calls, index)
+    return message
+
+
+def _normalize_content(content: Any, role: str, index: int) -> str:
+    if isinstance(content, str):
+        return str(content)
+    if content is None:
+        if role == "assistant":
+            return ""
+        _refuse(f"message {index} ({role}) has no content")
+    if role == "tool" and isinstance(content, Mapping):
+        return json.dumps(_plain(content, index), ensure_ascii=False)
+    if isinstance(content, Sequence) and not isinstance(content, bytes):
+        return "".join(_part_text(part, index) for part in content)
+    _refuse(f"message {index}: content must be a string or a list of text parts, got {_short(content)}")
+
+
+def _part_text(part: Any, index: int) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise RowRefused(
+        RejectReason.INVALID_MESSAGES, f"message {index} holds a part of type {kind!r}; only text parts are supported",
+        stage="read", side="source",
+    )  # fmt: skip
+
+
+def _normalize_calls(calls: Any, index: int) -> list[dict[str, Any]]:
+    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
+        _refuse(f"message {index}: tool_calls must be a list, got {_short(calls)}")
+    return [_normalize_call(call, index) for call in calls]
+
+
+def _normalize_call(call: Any, index: int) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        _refuse(f"message {index}: a tool call needs a function with a name, got {_short(call)}")
+    arguments, text = function.get("arguments"), None
+    if isinstance(arguments, str):
+        text, arguments = arguments, _parse_json(arguments or "{}", f"message {index}: tool call arguments")
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, Mapping):
+        _refuse(f"message {index}: tool call arguments must be an object, got {_short(arguments)}")
+    plain: dict[str, Any] = {"name": str(function["name"]), "arguments": _plain(arguments, index)}
+    if text:
+        plain[ARGUMENTS_TEXT] = text
+    outer = {key: _plain(value, index) for key, value in call.items() if key == "id" and value is not None}
+    return {"type": "function", **outer, "function": plain}
+
+
+def _sharegpt_calls(value: Any, index: int) -> list[Any]:
+    parsed = _parse_json(value, f"message {index}: function_call") if isinstance(value, str) else value
+    return list(parsed) if isinstance(parsed, list) else [parsed]
+
+
+def _prompt_completion(prompt: Any, completion: Any) -> list[Any]:
+    ends = []
+    for value, role in ((prompt, "user"), (completion, "assistant")):
+        if value is None or value == "":
+            continue
+        ends += [{"role": role, "content": value}] if isinstance(value, str) else list(value)
+    return ends
+
+
+def _normalize_tools(raw: Any) -> list[dict[str, Any]] | None:
+    """Tools as `{"type": "function", "function": ...}`; a JSON string is parsed; an empty list is None (templates ask `is none`)."""
+    if isinstance(raw, str):
+        raw = _parse_json(raw, "tools") if raw.strip() else None
+    if raw is None:
+        return None
+    if not isinstance(raw, Sequence) or isinstance(raw, bytes) or not all(isinstance(tool, Mapping) for tool in raw):
+        _refuse(f"tools must be a list of objects, got {_short(raw)}")
+    plain = [_plain(tool, -1) for tool in raw]
+    return [tool if "function" in tool else {"type": "function", "function": tool} for tool in plain] or None
+
+
+def _normalize_kwargs(raw: Any) -> dict[str, Any]:
+    if isinstance(raw, str):
+        raw = _parse_json(raw, "chat_template_kwargs") if raw.strip() else None
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        _refuse(f"chat_template_kwargs must be an object, got {_short(raw)}")
+    taken = [key for key in raw if key in _RESERVED_KWARGS]
+    if taken:
+        _refuse(f"chat_template_kwargs may not set {taken}: they are given by the row itself")
+    # Arrow structs fill absent fields with None; a None argument is the same as none given.
+    return {str(key): _plain(value, -1) for key, value in raw.items() if value is not None}
+
+
+def _plain(value: Any, index: int) -> Any:
+    """A copy out of JSON types only: templates come from strangers and must not meet objects with methods."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, index) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, index) for item in value]
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise RowRefused(
+        RejectReason.INVALID_MESSAGES, f"message {index}: a {type(value).__name__} is no JSON value", stage="read", side="source"
+    )
+
+
+def _parse_json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        _refuse(f"{what} is not JSON ({error}): {_short(text)}")
+
+
+def _refuse(message: str) -> NoReturn:
+    raise RowRefused(RejectReason.INVALID_MESSAGES, message, stage="read", side="source")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

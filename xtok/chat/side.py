@@ -1,0 +1,230 @@
+"""One model's side of a chat: its template, what that template needs, and the rules it is read under.
+
+`ChatSide` turns a canonical conversation into the messages this template wants (developer role, form of tool arguments) and into
+rendered text. Nothing here knows tokens; where the final turn stands is decided in `structure` and `native`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Literal, NoReturn
+
+from schemas.tables import RejectReason
+from xtok.chat.fast_render import ProvenRenderer, RenderArguments
+from xtok.chat.messages import ARGUMENTS_TEXT, Conversation
+from xtok.chat.templates import ReferenceRenderer, TemplateFailure, template_variables
+from xtok.errors import ConfigError, RowRefused
+from xtok.tokenizers import TokenizerAdapter
+
+__all__ = ["ChatOptions", "ChatSide", "RegionName", "TemplateTraits", "strings_of"]
+
+RegionName = Literal["reasoning", "close", "answer", "eot"]
+REGION_NAMES: tuple[RegionName, ...] = ("reasoning", "close", "answer", "eot")
+_FIXED_KWARGS = ("messages", "tools", "documents", "add_generation_prompt")
+# Switches by which templates keep the reasoning they are given; only those a template reads are passed.
+_NATIVE_SWITCHES: Mapping[str, Any] = {
+    "enable_thinking": True,
+    "truncate_history_thinking": False,
+    "preserve_thinking": True,
+    "keep_thinking": True,
+    "clear_thinking": False,
+    "strip_thinking": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What is supervised and aligned, the same for every side.
+
+    include_thinking_in_loss: reasoning text and its closing mark too. native_thinking_alignment: ChatML regions, each aligned alone.
+    kd_alignment_regions: the regions that take part in KD; None = all. ConfigError on combinations that mean nothing.
+    """
+
+    include_thinking_in_loss: bool = False
+    native_thinking_alignment: bool = False
+    kd_alignment_regions: tuple[RegionName, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.native_thinking_alignment and not self.include_thinking_in_loss:
+            raise ConfigError("native_thinking_alignment needs include_thinking_in_loss=True")
+        if self.kd_alignment_regions is None:
+            return
+        if not self.native_thinking_alignment:
+            raise ConfigError("kd_alignment_regions needs native_thinking_alignment=True")
+        unknown = [name for name in self.kd_alignment_regions if name not in REGION_NAMES]
+        if unknown or not self.kd_alignment_regions:
+            raise ConfigError(f"kd_alignment_regions must name some of {REGION_NAMES}, got {list(self.kd_alignment_regions)}")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTraits:
+    """What a template was seen to want, by rendering two tiny conversations.
+
+    arguments_as_text: it joins tool arguments as a string (DeepSeek). developer_as_system: it passes over the developer role.
+    """
+
+    arguments_as_text: bool
+    developer_as_system: bool
+
+    @classmethod
+    def of(cls, reference: ReferenceRenderer, kwargs: Mapping[str, Any]) -> TemplateTraits:
+        """Probe a template; it is never guessed from its source."""
+
+        def shows(messages: list[dict[str, Any]], mark: str) -> bool:
+            try:
+                return mark in reference.render(messages, None, kwargs)
+            except TemplateFailure:
+                return False
+
+        def with_call(arguments: Any) -> list[dict[str, Any]]:
+            call = {"type": "function", "function": {"name": "probe_name", "arguments": arguments}}
+            turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+            return [{"role": "user", "content": "q"}, turn, {"role": "tool", "content": "r"}, {"role": "assistant", "content": "a"}]
+
+        def with_role(role: str) -> list[dict[str, Any]]:
+            roles = ((role, "probe_text"), ("user", "q"), ("assistant", "a"))
+            return [{"role": name, "content": content} for name, content in roles]
+
+        arguments = {"probe_key": "probe_value"}
+        as_text = not shows(with_call(arguments), "probe_value") and shows(with_call(json.dumps(arguments)), "probe_value")
+        as_system = not shows(with_role("developer"), "probe_text") and shows(with_role("system"), "probe_text")
+        return cls(as_text, as_system)
+
+
+class ChatSide:
+    """A tokenizer with a chat template, ready to render.
+
+    name: "student" or "teacher=<i>", as in refusals. template: text of a template over the tokenizer's own. render_date: the day the
+    template's clock shows. engine, proof_every: see `ProvenRenderer`. ConfigError without a template or with reserved kwargs.
+    """
+
+    def __init__(
+        self,
+        adapter: TokenizerAdapter,
+        *,
+        name: str,
+        render_date: date,
+        options: ChatOptions | None = None,
+        template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        allow_special_tokens_in_content: bool = False,
+        accept_dropped_reasoning: bool = False,
+        context_length: int | None = None,
+        engine: Literal["auto", "jinja"] = "auto",
+        proof_every: int = 200,
+    ) -> None:
+        source = template or adapter.chat_template
+        if not source:
+            raise ConfigError(f"{name}: {adapter.name} has no chat template; set chat_template to a file with one")
+        self.adapter = adapter
+        self.name = name
+        self.options = options or ChatOptions()
+        self.template_kwargs = dict(template_kwargs or {})
+        taken = sorted(set(self.template_kwargs) & set(_FIXED_KWARGS))
+        if taken:
+            raise ConfigError(f"{name}: chat_template_kwargs may not set {taken}; they come from the row")
+        self.allow_special_tokens_in_content = allow_special_tokens_in_content
+        self.accept_dropped_reasoning = accept_dropped_reasoning
+        self.context_length = context_length
+        try:
+            self.renderer = ProvenRenderer(
+                source, render_date=render_date, special_tokens=adapter.special_tokens, engine=engine, proof_every=proof_every
+            )
+        except Exception as error:
+            raise ConfigError(f"{name}: the chat template of {adapter.name} does not compile: {error}") from error
+        known = template_variables(source)
+        self.native_switches = {key: value for key, value in _NATIVE_SWITCHES.items() if key in known}
+        self.traits = TemplateTraits.of(self.renderer.reference, self.template_kwargs)
+        self.special_mark = _any_of(adapter.table.special_content.values())
+
+    def shape(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Canonical messages as this template wants them; the same list where nothing has to change."""
+        rename = self.traits.developer_as_system
+        if not any("tool_calls" in message or (rename and message["role"] == "developer") for message in messages):
+            return messages
+        return [self._shape_message(message) for message in messages]
+
+    def kwargs_for(self, conversation: Conversation) -> dict[str, Any]:
+        """Template arguments of one row: the side's, the row's over them, and in native alignment the thinking switches over both."""
+        forced = self.native_switches if self.options.native_thinking_alignment else {}
+        return {**self.template_kwargs, **conversation.template_kwargs, **forced}
+
+    def arguments_of(self, conversation: Conversation) -> RenderArguments:
+        """What the renderer is given for a row, for the sample proof."""
+        return self.shape(conversation.messages), conversation.tools, self.kwargs_for(conversation)
+
+    def render(self, messages: list[dict[str, Any]], conversation: Conversation) -> str:
+        """Text of shaped `messages` with the row's tools and arguments. RowRefused (template_error, invalid_text)."""
+        try:
+            text = self.renderer.render(messages, conversation.tools, self.kwargs_for(conversation))
+        except TemplateFailure as error:
+            self.refuse(RejectReason.TEMPLATE_ERROR, f"the chat template of {self.adapter.name} refuses the conversation: {error}")
+        return text
+
+    def refuse(self, reason: str, message: str, *, stage: str = "render") -> NoReturn:
+        """Raise RowRefused for this side."""
+        raise RowRefused(reason, message, stage=stage, side=self.name)
+
+    def check_marks(self, conversation: Conversation) -> None:
+        """RowRefused where a message, a tool or a row argument holds the text of one of this tokenizer's special tokens."""
+        if self.allow_special_tokens_in_content or self.special_mark is None:
+            return
+        for where, text in strings_of(conversation):
+            found = self.special_mark.search(text)
+            if found:
+                self.refuse(
+                    RejectReason.EMBEDDED_SPECIAL_TOKEN,
+                    f"{where} holds {found[0]!r}, a special token of {self.adapter.name}, which would turn into a control token; "
+                    "remove it or set allow_special_tokens_in_content",
+                )
+
+    def _shape_message(self, message: dict[str, Any]) -> dict[str, Any]:
+        shaped = dict(message)
+        if self.traits.developer_as_system and shaped["role"] == "developer":
+            shaped["role"] = "system"
+        if "tool_calls" in shaped:
+            shaped["tool_calls"] = [self._shape_call(call) for call in shaped["tool_calls"]]
+        return shaped
+
+    def _shape_call(self, call: dict[str, Any]) -> dict[str, Any]:
+        function = dict(call["function"])
+        text = function.pop(ARGUMENTS_TEXT, None)
+        if self.traits.arguments_as_text:
+            function["arguments"] = text or json.dumps(function["arguments"], ensure_ascii=False)
+        return {**call, "function": function}
+
+
+def _any_of(contents: Any) -> re.Pattern[str] | None:
+    texts = sorted((content.decode() for content in contents if content), key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, texts))) if texts else None
+
+
+def strings_of(conversation: Conversation) -> Iterator[tuple[str, str]]:
+    """(where, text) of every string a row brings, keys of objects included."""
+    for index, message in enumerate(conversation.messages):
+        where = f"message {index} ({message['role']})"
+        for key, value in message.items():
+            if key == "thinking" or key == "role":
+                continue
+            if type(value) is str:
+                yield where, value
+            else:
+                yield from ((where, text) for text in _nested(value))
+    yield from (("tools", text) for text in _nested(conversation.tools))
+    yield from (("chat_template_kwargs", text) for text in _nested(conversation.template_kwargs))
+
+
+def _nested(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _nested(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _nested(item)
