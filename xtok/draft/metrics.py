@@ -81,7 +81,7 @@ def reduce_metrics(metrics: Mapping[str, MetricSum], group: dist.ProcessGroup | 
     parts = [part.reshape(-1) for name in names for part in (metrics[name].numerator, metrics[name].denominator)]
     packed = torch.cat(parts)
     dist.all_reduce(packed, group=group)
-    split = list(packed.split([len(part) for part in parts]))
+    split = torch.split(packed, [len(part) for part in parts])
     shapes = [metrics[name].numerator.shape for name in names]
     return {
         name: MetricSum(split[2 * i].reshape(shape), split[2 * i + 1].reshape(shape))
