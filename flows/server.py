@@ -70,10 +70,9 @@ def private_server() -> PrivateServer:
     later), or earlier by `stop`. RuntimeError when it does not come up.
     """
     home = Path(tempfile.mkdtemp(prefix="xtok-prefect-"))
-    template = _template_path()
     shortcuts = {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
-    if template.is_file():
-        shutil.copyfile(template, home / "prefect.db")
+    is_ready = copy_empty_database(home / "prefect.db")
+    if is_ready:
         shortcuts["PREFECT_API_DATABASE_MIGRATE_ON_START"] = "false"
     # Bound here and inherited, so no other process can take the port between choosing it and listening on it.
     with socket.create_server((HOST, 0)) as listener:
@@ -92,8 +91,8 @@ def private_server() -> PrivateServer:
     except BaseException:
         server.stop()
         raise
-    if not template.is_file():
-        _keep_template(home / "prefect.db", template)
+    if not is_ready:
+        keep_empty_database(home / "prefect.db")
     return server
 
 
@@ -121,19 +120,29 @@ def _home_variables(home: Path) -> dict[str, str]:
     }
 
 
-def _template_path() -> Path:
+def _empty_database() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "xtok" / f"prefect-{importlib.metadata.version('prefect')}.db"
 
 
-def _keep_template(database: Path, template: Path) -> None:
-    """Snapshot a just created database (it holds no run yet). A cache folder that cannot be written costs only time."""
+def copy_empty_database(database: Path) -> bool:
+    """Put the kept empty database at `database`; False when none was kept yet."""
+    try:
+        shutil.copyfile(_empty_database(), database)
+    except OSError:
+        return False
+    return True
+
+
+def keep_empty_database(database: Path) -> None:
+    """Keep a just created database, which holds no run yet. A cache folder that cannot be written costs only time."""
+    kept = _empty_database()
     with contextlib.suppress(OSError, sqlite3.Error):
-        template.parent.mkdir(parents=True, exist_ok=True)
-        draft = template.with_suffix(f".{os.getpid()}.tmp")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        draft = kept.with_suffix(f".{os.getpid()}.tmp")
         with contextlib.closing(sqlite3.connect(database)) as source, contextlib.closing(sqlite3.connect(draft)) as target:
             source.backup(target)
-        draft.replace(template)
+        draft.replace(kept)
 
 
 def main() -> None:
@@ -147,6 +156,9 @@ def main() -> None:
     if options.parent is not None:
         home = os.environ["PREFECT_HOME"] if options.remove_home else None
         end_with_parent(options.parent, on_death=lambda: shutil.rmtree(home, ignore_errors=True) if home else None)
+    own_database = Path(os.environ["PREFECT_HOME"]) / "prefect.db" if "PREFECT_HOME" in os.environ else None
+    if own_database is not None and not own_database.exists() and "PREFECT_API_DATABASE_CONNECTION_URL" not in os.environ:
+        copy_empty_database(own_database)
     # Tells the application that no other server process shares this one's memory.
     os.environ["PREFECT__SERVER_FINAL"] = "1"
     os.environ.setdefault("PREFECT_SERVER_API_PORT", str(options.port))

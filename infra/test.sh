@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Run the tests: makes .venv if needed, installs the dev extra, builds the real tokenizers, runs pytest with the given arguments.
+#   bash infra/test.sh [pytest arguments]         XTOK_SHARED=../shared adds the larger sets of data
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+. infra/environment.sh
+ensure_environment dev
+python -m tests.real_tokenizers >&2
+exec python -m pytest "$@"

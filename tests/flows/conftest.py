@@ -1,0 +1,129 @@
+"""One Prefect for all flow tests: `infra/up` on a free port of 127.0.0.1, in a folder of its own, stopped at the end.
+
+Nothing of the user's Prefect is touched: settings, profile and database lie in that folder. Only processes started here are
+ended here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without any Prefect setting."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | {
+        "VIRTUAL_ENV": str(BIN.parent),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def wait_for(condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
+    """The first truthy answer of `condition`; AssertionError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        answer = condition()
+        if answer:
+            return answer
+        time.sleep(0.1)
+    raise AssertionError(f"{what} did not happen within {seconds} s")
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Neither gone nor a zombie."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@dataclass(frozen=True)
+class ServedPrefect:
+    """`infra/up` as started: its process, the directory it was started in, the address of its server."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    api_url: str
+
+    def command(self, *arguments: str, cwd: Path = REPOSITORY, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run `prefect ARGUMENTS` as a user would, against this server."""
+        environment = clean_environment() | {
+            "PREFECT_API_URL": self.api_url,
+            "PREFECT_HOME": str(self.folder / "home of the user"),
+            **variables,
+        }
+        return subprocess.run(
+            [str(BIN / "prefect"), *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+        )
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The server's answer to a filter request."""
+        request = urllib.request.Request(
+            f"{self.api_url}{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def finished_run(self, run_id: str, *, seconds: float = 120) -> dict[str, Any]:
+        """The flow run once it has come to an end."""
+
+        def look() -> dict[str, Any] | None:
+            [run] = self.post("/flow_runs/filter", {"flow_runs": {"id": {"any_": [run_id]}}})
+            return run if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
+
+        return wait_for(look, seconds=seconds, what=f"the end of flow run {run_id}")
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPrefect]:
+    """A running `infra/up`. Afterwards: SIGTERM must end it, its server and its serving process."""
+    folder = tmp_path_factory.mktemp("served")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    log = folder / "up.log"
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [str(REPOSITORY / "infra" / "up"), "--port", str(port)],
+            cwd=folder,
+            env=clean_environment(),
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+    prefect = ServedPrefect(process, folder, f"http://127.0.0.1:{port}/api")
+    family: list[psutil.Process] = []
+    try:
+
+        def is_serving() -> bool:
+            assert process.poll() is None, log.read_text()
+            return "Serving preprocess" in log.read_text() and bool(prefect.post("/deployments/filter", {}))
+
+        wait_for(is_serving, seconds=120, what="infra/up serving its deployments")
+        family = psutil.Process(process.pid).children(recursive=True)
+        yield prefect
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=30)
+        wait_for(lambda: not any(map(is_running, family)), seconds=10, what=f"the end of all that infra/up started {family}")
+    finally:
+        for member in [*family, *([psutil.Process(process.pid)] if process.poll() is None else [])]:
+            if is_running(member):
+                member.kill()

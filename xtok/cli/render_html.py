@@ -1,0 +1,68 @@
+"""Rows as one HTML file that needs nothing else: no script, no font, no request. All text of the data is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from xtok.cli.row_view import ChunkView, RowView, TokenView
+
+__all__ = ["html_page"]
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.4 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
+h1 { font-size: 1.3rem; } h2 { font-size: 1rem; margin: 2rem 0 0; }
+p { margin: .2rem 0 .8rem; opacity: .75; }
+.row { display: flex; flex-wrap: wrap; gap: .35rem .25rem; font: 14px/1.5 ui-monospace, monospace; }
+.chunk { border-radius: .25rem; border-bottom: 3px solid hsl(var(--hue) 70% 50%); background: hsl(var(--hue) 70% 50% / .15); }
+.alone { border-bottom: 3px dotted #c33; background: #c333; }
+.incorrect { border-bottom-style: dashed; }
+.side { display: block; white-space: pre; min-height: 1.5em; padding: 0 .15rem; }
+.side + .side { border-top: 1px solid #8886; }
+.token + .token { border-left: 1px solid #888; margin-left: 1px; padding-left: 1px; }
+.special { font-style: italic; } .unmasked { opacity: .55; }
+"""
+HUES = (190, 130, 45, 300, 220)
+
+
+def html_page(rows: Sequence[RowView], *, title: str) -> str:
+    """A whole page. Hovering over a token shows its id."""
+    body = "\n".join(_row(row) for row in rows)
+    legend = (
+        "Student line over teacher line. One box is one chunk: the same bytes on both sides. Thin lines part its tokens. "
+        "Dotted red: no counterpart. Dashed: not correct. Italic: special token. Pale: not under the mask. "
+        "A blank is drawn as ·, a line end as ↵."
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>\n<p>{escape(legend)}</p>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _row(row: RowView) -> str:
+    heading = f"{row.sample_id} ({row.source}:{row.line})"
+    names = f"student {row.student_name} over teacher {row.teacher_index} {row.teacher_name}"
+    chunks = "".join(_chunk(chunk, position) for position, chunk in enumerate(row.chunks))
+    return f'<h2>{escape(heading)}</h2>\n<p>{escape(names)} · {escape(row.summary)}</p>\n<div class="row">{chunks}</div>'
+
+
+def _chunk(chunk: ChunkView, position: int) -> str:
+    if chunk.chunk_id < 0:
+        opening = '<span class="alone">'
+    else:
+        kind = "chunk" if chunk.is_correct else "chunk incorrect"
+        opening = f'<span class="{kind}" style="--hue:{HUES[position % len(HUES)]}">'
+    return f"{opening}{_side(chunk.student)}{_side(chunk.teacher)}</span>"
+
+
+def _side(tokens: Sequence[TokenView]) -> str:
+    # <bdi> keeps right-to-left text from reordering its neighbours.
+    return '<span class="side">' + "".join(_token(token) for token in tokens) + "</span>"
+
+
+def _token(token: TokenView) -> str:
+    kinds = " ".join(["token", *["special"] * token.is_special, *["unmasked"] * (not token.masked)])
+    return f'<bdi class="{kinds}" title="id {token.id}">{escape(token.text)}</bdi>'
