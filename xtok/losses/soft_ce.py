@@ -1,0 +1,204 @@
+"""Soft cross-entropy of student logits against teacher logits, tile by tile, over a vocabulary that may be sharded.
+
+Shapes: n supervised rows, r rows of a block, V vocabulary columns of this rank, W tensor-parallel ranks, B bins.
+
+Each rank measures its own columns against its own maxima; five numbers a row are all that ranks exchange, once:
+    student max m, sum(exp(s - m)), teacher max k, sum(exp(t - k)), sum(exp(t - k) * (s - m))
+The cross-entropy follows as log(Z) - D / Zt with everything measured from the global maxima, so that a constant added to all logits
+of a row cancels exactly. A term 0 * (-inf) counts as 0; a teacher with mass where the student has none gives +inf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from xtok.losses.stats import sum_by_bin
+from xtok.losses.tiles import (
+    Parts,
+    RowSource,
+    elementwise_block_rows,
+    row_amax,
+    row_slices,
+    row_sum,
+)
+
+__all__ = [
+    "CombinedRows",
+    "Supervision",
+    "VocabParallelSoftCE",
+    "combine_row_statistics",
+    "is_tensor_parallel",
+    "measure_and_exponentiate_",
+    "softmax_difference_",
+]
+
+NUM_STATISTICS = 5
+
+
+class Supervision(NamedTuple):
+    """The rows that count. rows: int64 [n] flat row numbers, None for all; scale: [n] mask values; bin_ids: int64 [n]."""
+
+    rows: Tensor | None
+    scale: Tensor
+    bin_ids: Tensor
+    num_bins: int
+
+
+class CombinedRows(NamedTuple):
+    """Per row [n]: cross-entropy, and what turns this rank's exp(s - m) and exp(t - k) into global probabilities."""
+
+    cross_entropy: Tensor
+    student_scale: Tensor
+    teacher_scale: Tensor
+
+
+def is_tensor_parallel(tp_group: dist.ProcessGroup | None) -> bool:
+    """True when the vocabulary is spread over more than one rank."""
+    return tp_group is not None and dist.get_world_size(tp_group) > 1
+
+
+def finite_maximum(maximum: Tensor) -> Tensor:
+    """A row of -inf alone (padding columns of one shard) is measured from 0, so that exp gives 0 and not NaN."""
+    return maximum.masked_fill(maximum == -torch.inf, 0.0)
+
+
+def measure_and_exponentiate_(student: Parts, teacher: Parts, statistics: Tensor) -> None:
+    """Replace student by exp(s - m) and teacher by exp(t - k) in place; write the five numbers of each row to `statistics` [r, 5].
+
+    Both are fp32 (fp64) [blocks, r, columns] in one layout.
+    """
+    teacher_max = row_amax(teacher)
+    student_max = row_amax(student)
+    teacher_origin = finite_maximum(teacher_max).unsqueeze(-1)
+    student_origin = finite_maximum(student_max).unsqueeze(-1)
+    products = []
+    for student_part, teacher_part in zip(student, teacher, strict=True):
+        teacher_part.sub_(teacher_origin).exp_()
+        student_part.sub_(student_origin)
+        products.append(student_part * teacher_part)
+    dot = row_sum(tuple(products))
+    if bool(dot.isnan().any()):
+        # Either 0 * (-inf), which counts as 0, or a real NaN, which stays: it is in the row's maximum, hence in every weight.
+        for product, teacher_part in zip(products, teacher, strict=True):
+            product.masked_fill_(teacher_part == 0, 0.0)
+        dot = row_sum(tuple(products))
+    for student_part in student:
+        student_part.exp_()
+    torch.stack((student_max, row_sum(student), teacher_max, row_sum(teacher), dot), dim=-1, out=statistics)
+
+
+def softmax_difference_(student: Parts, teacher: Parts, student_scale: Tensor, teacher_scale: Tensor) -> None:
+    """student := softmax(s) - softmax(t) in place, from what `measure_and_exponentiate_` left; scales are [r]."""
+    for student_part, teacher_part in zip(student, teacher, strict=True):
+        student_part.mul_(student_scale.unsqueeze(-1)).addcmul_(teacher_part, teacher_scale.unsqueeze(-1), value=-1.0)
+
+
+def combine_row_statistics(statistics: Tensor, tp_group: dist.ProcessGroup | None) -> CombinedRows:
+    """Join the five numbers of each row [n, 5] over the ranks of `tp_group`: one gather, then the same arithmetic on every rank."""
+    if is_tensor_parallel(tp_group):
+        gathered = statistics.new_empty(dist.get_world_size(tp_group), *statistics.shape)
+        dist.all_gather(list(gathered.unbind(0)), statistics.contiguous(), group=tp_group)
+        rank = dist.get_rank(tp_group)
+    else:
+        gathered, rank = statistics.unsqueeze(0), 0
+    student_max, student_sum, teacher_max, teacher_sum, dot = gathered.unbind(-1)
+    student_origin = finite_maximum(student_max.amax(dim=0))
+    student_share = (student_max - student_origin).exp()
+    teacher_share = (teacher_max - finite_maximum(teacher_max.amax(dim=0))).exp()
+    student_total = (student_share * student_sum).sum(dim=0)
+    teacher_total = (teacher_share * teacher_sum).sum(dim=0)
+    moved_dot = dot + teacher_sum * (finite_maximum(student_max) - student_origin)
+    # A shard whose whole teacher mass underflows beside another's is as absent as a column whose probability underflows.
+    total_dot = (teacher_share * moved_dot).masked_fill(teacher_share == 0, 0.0).sum(dim=0)
+    cross_entropy = student_total.log() - total_dot / teacher_total
+    cross_entropy = cross_entropy.masked_fill(total_dot == -torch.inf, torch.inf)
+    # A student row of -inf alone has no softmax; its share of the gradient is 0.
+    student_scale = (student_share[rank] / student_total).masked_fill(student_total == 0, 0.0)
+    return CombinedRows(cross_entropy, student_scale, teacher_share[rank] / teacher_total)
+
+
+class VocabParallelSoftCE(torch.autograd.Function):
+    """Sums per bin [B] of scale * cross-entropy of [..., V] student logits; gradient in the student's dtype, none to the teacher.
+
+    Up to `token_chunk_size` supervised rows keep softmax(s) - softmax(t) for the backward; more rows keep four numbers a row and
+    compute their tiles again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        student_logits: Tensor,
+        teacher_logits: Tensor,
+        supervision: Supervision,
+        token_chunk_size: int,
+        tp_group: dist.ProcessGroup | None,
+        with_gradient: bool,
+    ) -> Tensor:
+        student, teacher = RowSource(student_logits, supervision.rows), RowSource(teacher_logits, supervision.rows)
+        num_rows, vocab_size = supervision.scale.numel(), student_logits.shape[-1]
+        keep = with_gradient and num_rows <= token_chunk_size
+        block_rows = min(token_chunk_size, elementwise_block_rows(vocab_size, student_logits.device))
+        tiles = supervision.scale.new_empty(2, 1, num_rows if keep else min(num_rows, block_rows), vocab_size)
+        statistics = supervision.scale.new_empty(num_rows, NUM_STATISTICS)
+        for rows in row_slices(num_rows, block_rows):
+            place = rows if keep else slice(0, rows.stop - rows.start)
+            student_tile, teacher_tile = tiles[0, :, place], tiles[1, :, place]
+            student_tile[0].copy_(student.take(rows))
+            teacher_tile[0].copy_(teacher.take(rows))
+            measure_and_exponentiate_((student_tile,), (teacher_tile,), statistics[rows])
+        combined = combine_row_statistics(statistics, tp_group)
+        ctx.shape, ctx.dtype, ctx.supervision = student_logits.shape, student_logits.dtype, supervision
+        ctx.block_rows, ctx.keep = block_rows, keep
+        if keep:
+            softmax_difference_((tiles[0],), (tiles[1],), combined.student_scale, combined.teacher_scale)
+            ctx.save_for_backward(tiles[0, 0])
+        elif with_gradient:
+            ctx.save_for_backward(student_logits, teacher_logits, statistics, combined.student_scale, combined.teacher_scale)
+        return sum_by_bin(combined.cross_entropy * supervision.scale, supervision.bin_ids, supervision.num_bins)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, numerator_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        supervision: Supervision = ctx.supervision
+        upstream = (numerator_gradient[supervision.bin_ids] * supervision.scale).unsqueeze(-1)
+        make = torch.empty if supervision.rows is None else torch.zeros
+        gradient = make(ctx.shape, dtype=ctx.dtype, device=upstream.device)
+        matrix = gradient.view(-1, ctx.shape[-1])
+        difference = _kept_differences(ctx) if ctx.keep else _recomputed_differences(ctx)
+        for rows in row_slices(upstream.shape[0], ctx.block_rows):
+            row_gradient = (difference(rows) * upstream[rows]).to(ctx.dtype)
+            if supervision.rows is None:
+                matrix[rows] = row_gradient
+            else:
+                matrix.index_copy_(0, supervision.rows[rows], row_gradient)
+        return gradient, None, None, None, None, None
+
+
+def _kept_differences(ctx: Any) -> Callable[[slice], Tensor]:
+    (kept,) = ctx.saved_tensors
+
+    def difference(rows: slice) -> Tensor:
+        return kept[rows]  # type: ignore[no-any-return]
+
+    return difference
+
+
+def _recomputed_differences(ctx: Any) -> Callable[[slice], Tensor]:
+    student_logits, teacher_logits, statistics, student_scale, teacher_scale = ctx.saved_tensors
+    student, teacher = RowSource(student_logits, ctx.supervision.rows), RowSource(teacher_logits, ctx.supervision.rows)
+    student_origin = finite_maximum(statistics[:, 0]).unsqueeze(-1)
+    teacher_origin = finite_maximum(statistics[:, 2]).unsqueeze(-1)
+
+    def difference(rows: slice) -> Tensor:
+        student_rows = (student.take(rows).to(statistics.dtype) - student_origin[rows]).exp_()
+        teacher_rows = (teacher.take(rows).to(statistics.dtype) - teacher_origin[rows]).exp_()
+        softmax_difference_((student_rows[None],), (teacher_rows[None],), student_scale[rows], teacher_scale[rows])
+        return student_rows
+
+    return difference
