@@ -1,0 +1,97 @@
+"""What the loader refuses, and how it says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.unit.loader.synthetic import make_rows, publish
+from xtok.errors import ConfigError, DamagedPartError, UnpublishedDatasetError
+from xtok.loader import AlignedShardLoader
+from xtok.loader.rows import gather_ragged
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"world_size": 0}, "world_size must be at least 1"),
+        ({"rank": 2, "world_size": 2}, "rank must be smaller than world_size, got rank=2"),
+        ({"rank": -1}, "rank must be at least 0"),
+        ({"epoch": -1}, "epoch must be at least 0"),
+        ({"shuffle_row_groups": 0}, "shuffle_row_groups must be at least 1"),
+        ({"pad_divisor": 0}, "pad_divisor must be at least 1"),
+        ({"pad_to": "widest"}, "pad_to .* got 'widest'"),
+        ({"teachers": [2]}, r"teachers .* 2 teachers, got \[2\]"),
+        ({"teachers": [0, 0]}, r"got \[0, 0\]"),
+        ({"teacher_pad_divisors": [8]}, r"teacher_pad_divisors .* got \[8\]"),
+        ({"teacher_tokenizers": [None]}, "teacher_tokenizers has 1 entries"),
+    ],
+)
+def test_settings(tmp_path: Path, setting: dict[str, Any], message: str) -> None:
+    url = publish(tmp_path, [make_rows(4)])
+    with pytest.raises(ConfigError, match=message):
+        AlignedShardLoader(url, **({"batch_size": 2} | setting))
+
+
+def test_unpublished(tmp_path: Path) -> None:
+    with pytest.raises(UnpublishedDatasetError, match="manifest"):
+        AlignedShardLoader(str(tmp_path), batch_size=2)
+
+
+@pytest.mark.parametrize("read_ahead", [True, False])
+def test_damaged_file_is_named(tmp_path: Path, read_ahead: bool) -> None:
+    rows = make_rows(12)
+    url = publish(tmp_path, [rows[:6], rows[6:]])
+    path = tmp_path / "teacher=1" / "part-00001.parquet"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DamagedPartError, match="teacher=1/part-00001"):
+        list(AlignedShardLoader(url, batch_size=2, read_ahead=read_ahead))
+    assert len(list(AlignedShardLoader(url, batch_size=2, teachers=[0]))) == 6  # other teachers are not touched by it
+
+
+def test_rows_that_do_not_fit_together_are_damage(tmp_path: Path) -> None:
+    url = publish(tmp_path, [make_rows(6)])
+    path = tmp_path / "teacher=0" / "part-00000.parquet"
+    table = pq.read_table(path)
+    column = table.schema.get_field_index("student_chunk_id")
+    longer = [[*row, -1] for row in table.column(column).to_pylist()]
+    field = table.schema.field(column)
+    pq.write_table(table.set_column(column, field, pa.array(longer, field.type)), path, row_group_size=4)
+    with pytest.raises(DamagedPartError, match="student_chunk_id of teacher=0/part-00000"):
+        list(AlignedShardLoader(url, batch_size=2))
+
+
+def test_refused_rows_other_than_the_manifest_counts_are_damage(tmp_path: Path) -> None:
+    rows = make_rows(6)
+    rows[2].teachers[0] = None
+    url = publish(tmp_path, [rows])
+    path = tmp_path / "teacher=0" / "part-00000.parquet"
+    table = pq.read_table(path)
+    column = table.schema.get_field_index("route")
+    pq.write_table(table.set_column(column, table.schema.field(column), pa.array(["byte"] * 6)), path, row_group_size=4)
+    with pytest.raises(DamagedPartError, match="0 refused rows, the manifest says 1"):
+        AlignedShardLoader(url, batch_size=2)
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.bool_()])
+def test_lists_with_holes_are_refused(kind: pa.DataType) -> None:
+    column = pa.chunked_array([pa.array([[1, None], [0]]).cast(pa.list_(kind))])
+    with pytest.raises(pa.ArrowInvalid):
+        gather_ragged([column], np.array([0]))
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.bool_()])
+def test_gathering_rows_of_sliced_chunks(kind: pa.DataType) -> None:
+    values = [[1, 0, 1], [], [0], None, [1, 1], [0, 0, 0, 1]]
+    whole = pa.array([[1], [0, 0], *values]).cast(pa.list_(kind))
+    columns = [pa.chunked_array([whole.slice(2, 2), whole.slice(4, 1)]), pa.chunked_array([whole.slice(5, 3)])]
+    rows = np.array([5, 0, 4, 1, 0, 2])
+    found = gather_ragged(columns, rows)
+    assert np.diff(found.offsets).tolist() == [len(values[row] or []) for row in rows]
+    assert found.values.tolist() == [bool(v) if kind == pa.bool_() else v for row in rows for v in values[row] or []]
