@@ -45,7 +45,7 @@ class Reject:
 class RowBlock:
     """Accepted rows, column by column, in plan order, and the rejects met on the way.
 
-    num_rows: rows read, rejects counted. sizes: characters of each text.
+    num_rows: rows read, rejects counted. num_characters: of all texts. sources: names of the sources met, in plan order.
     """
 
     idx: list[int] = field(default_factory=list)
@@ -57,6 +57,7 @@ class RowBlock:
     rejects: list[Reject] = field(default_factory=list)
     num_rows: int = 0
     num_characters: int = 0
+    sources: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ def read_blocks(
         read = _parquet_rows if source.planned.format == "parquet" else _line_rows
         for idx, (line, row) in enumerate(read(source, segment, fields), start=segment.first_idx):
             block.num_rows += 1
+            block.sources[name] = None
             if isinstance(row, RowRefused):
                 block.rejects.append(Reject(name, line, None, row.stage, row.side, row.reason, row.message))
             elif idx in duplicates:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from schemas.config import ModelSide
 from schemas.plan import PlannedSide
+from schemas.tables import reject_side
 from xtok import storage
 from xtok.errors import ConfigError, FingerprintMismatchError, TokenizerError
-from xtok.tokenizers import FastokensBackend, ProvenEncoder, TokenizerAdapter, load_tokenizer, prove_backend
+from xtok.tokenizers import FastokensBackend, FlatTokens, ProvenEncoder, TokenizerAdapter, load_tokenizer, prove_backend
 
-__all__ = ["SideJob", "check_side", "describe_side", "load_side", "planned_encoder", "same_side"]
+__all__ = ["BackendDiffers", "LoadedSide", "SideJob", "describe_side", "load_side", "same_side"]
 
 Backend = Literal["auto", "fastokens", "tokenizers"]
 _MAX_LOADED = 16
@@ -99,13 +102,13 @@ def _choose_backend(job: SideJob, adapter: TokenizerAdapter) -> tuple[str, str |
     return "tokenizers", f"the fast backend differs on the data: {proof.first_difference}"
 
 
-def planned_encoder(adapter: TokenizerAdapter, planned: PlannedSide, proof_every: int, *, reference: bool) -> ProvenEncoder:
+def _planned_encoder(adapter: TokenizerAdapter, planned: PlannedSide, proof_every: int, *, reference: bool) -> ProvenEncoder:
     """The encoder that the plan chose; reference: the reference's, after a difference."""
     fast = planned.backend == FastokensBackend.name and not reference
     return ProvenEncoder(adapter, backend=adapter.fast_backend() if fast else adapter.reference, proof_every=proof_every)
 
 
-def check_side(label: str, adapter: TokenizerAdapter, planned: PlannedSide) -> None:
+def _check_side(label: str, adapter: TokenizerAdapter, planned: PlannedSide) -> None:
     """Raises FingerprintMismatchError when the tokenizer at hand is not the one of the plan."""
     if adapter.content_fingerprint != planned.content_fingerprint:
         raise FingerprintMismatchError(
@@ -122,3 +125,41 @@ def same_side(student: PlannedSide, teacher: PlannedSide) -> bool:
         and teacher.context_length >= student.context_length
         and teacher.chat == student.chat
     )
+
+
+class BackendDiffers(Exception):
+    """The fast backend gave other ids than the reference: the part is to be done again. side: None for the student."""
+
+    def __init__(self, side: int | None, difference: str) -> None:
+        super().__init__(difference)
+        self.side = side
+        self.difference = difference
+
+
+class LoadedSide:
+    """One side ready to encode, as the plan describes it. capacity: content ids that its context holds."""
+
+    def __init__(self, side: ModelSide, planned: PlannedSide, index: int | None, proof_every: int, *, reference: bool) -> None:
+        self.index = index
+        self.adapter = load_side(side)
+        self.name = planned.name
+        _check_side(reject_side(index), self.adapter, planned)
+        self.encoder = _planned_encoder(self.adapter, planned, proof_every, reference=reference)
+        self.prefix = np.array(planned.prefix_ids, dtype=np.int32)
+        self.suffix = np.array(planned.suffix_ids, dtype=np.int32)
+        self.capacity = planned.context_length - len(self.prefix) - len(self.suffix)
+
+    def encode(self, texts: list[str]) -> FlatTokens:
+        """Content ids. Raises BackendDiffers."""
+        tokens = self.encoder.encode_flat(texts)
+        if self.encoder.fell_back:
+            raise BackendDiffers(self.index, str(self.encoder.difference))
+        return tokens
+
+    def wrapped(self, tokens: FlatTokens) -> FlatTokens:
+        """With the specials around every row."""
+        return tokens.with_specials(self.prefix, self.suffix)
+
+    def num_special_in(self, tokens: FlatTokens) -> int:
+        """Special ids among content ids."""
+        return int(self.adapter.table.is_special[tokens.ids].sum())

@@ -1,0 +1,99 @@
+"""Preprocessing without an orchestrator: plan, freeze, build, publish. The Prefect flow strings the same pieces together.
+
+    manifest = preprocess(PreprocessConfig(sources=["texts.jsonl"], student=..., teachers=[...], output="out/aligned"))
+
+Run it again after any interruption: it plans again, comes to the same plan, and builds what is missing.
+"""
+
+from __future__ import annotations
+
+from schemas.config import PreprocessConfig
+from schemas.manifest import Manifest, PartEntry
+from xtok import storage
+from xtok.errors import ConfigError
+from xtok.shards.freeze import freeze_plan
+from xtok.shards.part import run_part
+from xtok.shards.plan import Progress, RunPlan, make_plan
+from xtok.shards.pool import Runner, WorkerPool
+from xtok.shards.publish import publish
+from xtok.shards.read import open_dataset
+from xtok.shards.records import part_jobs
+
+__all__ = ["absolute_config", "build_parts", "plan_dataset", "preprocess", "rebuild_part"]
+
+
+def preprocess(config: PreprocessConfig, *, progress: Progress | None = None, runner: Runner | None = None) -> Manifest:
+    """Builds and publishes a dataset, or finishes one that was interrupted.
+
+    progress: called with (stage, done, total). runner: where to run the parts; default, a pool of `config.workers` processes
+    that ends with this call. Raises ConfigError, StorageError, TokenizerError, DatasetMismatchError, PublicationRefusedError,
+    WorkerDiedError.
+    """
+    config = absolute_config(config)
+    if runner is None:
+        with WorkerPool(config.workers) as pool:
+            return preprocess(config, progress=progress, runner=pool)
+    run = plan_dataset(config, runner, progress)
+    return publish(run, build_parts(run, config, runner, progress), config)
+
+
+def absolute_config(config: PreprocessConfig) -> PreprocessConfig:
+    """The configuration with local paths made absolute, so that it means the same in every worker."""
+    sides = [
+        side.model_copy(
+            update={
+                "tokenizer": storage.absolute(side.tokenizer) if storage.exists(side.tokenizer) else side.tokenizer,
+                "chat_template": storage.absolute(side.chat_template) if side.chat_template is not None else None,
+            }
+        )
+        for side in (config.student, *config.teachers)
+    ]
+    return config.model_copy(
+        update={
+            "sources": tuple(storage.absolute(source) for source in config.sources),
+            "output": storage.absolute(config.output),
+            "student": sides[0],
+            "teachers": tuple(sides[1:]),
+        }
+    )
+
+
+def plan_dataset(config: PreprocessConfig, runner: Runner, progress: Progress | None = None) -> RunPlan:
+    """Plans and freezes the plan in the output. config: absolute (`absolute_config`)."""
+    storage.clean_staging(storage.join(config.output, "runs", "staging"))
+    run = make_plan(config, runner, progress)
+    return freeze_plan(run, config.output, fixed_render_date=config.render_date is not None)
+
+
+def build_parts(run: RunPlan, config: PreprocessConfig, runner: Runner, progress: Progress | None = None) -> list[PartEntry]:
+    """Builds what is missing of every part; their entries in order."""
+    jobs = part_jobs(run, config)
+    entries = []
+    for entry in runner.map(run_part, jobs, lambda job: job.label):
+        entries.append(entry)
+        if progress is not None:
+            progress("build parts", len(entries), len(jobs))
+    return entries
+
+
+def rebuild_part(config: PreprocessConfig, index: int, *, runner: Runner | None = None) -> PartEntry:
+    """Rebuilds what is damaged of one part of a published dataset; everything else stays as it is.
+
+    Raises ConfigError when the dataset has no such part, DatasetMismatchError when the sources are no longer the same or the
+    rebuilt part is not the published one.
+    """
+    config = absolute_config(config)
+    if runner is None:
+        with WorkerPool(1) as pool:
+            return rebuild_part(config, index, runner=pool)
+    dataset = open_dataset(config.output)
+    run = plan_dataset(config, runner)
+    jobs = part_jobs(run, config)
+    if not 0 <= index < len(jobs):
+        raise ConfigError(f"{config.output} has parts 0 to {len(jobs) - 1}, not {index}")
+    (entry,) = runner.map(run_part, [jobs[index]], lambda job: job.label)
+    if entry != dataset.manifest.parts[index]:
+        # Other library versions write other bytes: only a whole run may then change what is published.
+        publish_all = "run preprocess with the same configuration to rebuild and publish the whole dataset"
+        raise ConfigError(f"part {index} came out other than published (library versions changed?): {publish_all}")
+    return entry

@@ -1,0 +1,35 @@
+"""Adding figures up: blocks to a part, parts to a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from schemas.manifest import SideCounts
+
+__all__ = ["add_counts", "add_reasons", "sum_counts"]
+
+_NUMBERS = tuple(name for name in SideCounts.model_fields if name.startswith("num_"))
+
+
+def add_counts(left: SideCounts, right: SideCounts) -> SideCounts:
+    """The sum of two; of the differences the first is kept."""
+    sums = {name: getattr(left, name) + getattr(right, name) for name in _NUMBERS}
+    rejects = dict(left.rejects)
+    for reason, count in right.rejects.items():
+        rejects[reason] = rejects.get(reason, 0) + count
+    difference = left.backend_difference if left.backend_difference is not None else right.backend_difference
+    return SideCounts(**sums, rejects=dict(sorted(rejects.items())), backend_difference=difference)
+
+
+def sum_counts(counts: Iterable[SideCounts]) -> SideCounts:
+    """The sum of all."""
+    total = SideCounts()
+    for one in counts:
+        total = add_counts(total, one)
+    return total
+
+
+def add_reasons(into: dict[str, int], reasons: Iterable[str]) -> None:
+    """Counts reasons into a dictionary."""
+    for reason in reasons:
+        into[reason] = into.get(reason, 0) + 1
