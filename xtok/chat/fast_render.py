@@ -17,9 +17,10 @@ from typing import Any, Final, Literal
 
 import minijinja
 
+from xtok.chat.messages import holds_float
 from xtok.chat.templates import ReferenceRenderer, TemplateFailure, fixed_clock, json_text, template_context
 
-__all__ = ["FastRenderer", "ProvenRenderer", "holds_float"]
+__all__ = ["FastRenderer", "ProvenRenderer"]
 
 RenderArguments = tuple[list[dict[str, Any]], list[dict[str, Any]] | None, Mapping[str, Any]]
 
@@ -95,9 +96,11 @@ class ProvenRenderer:
                 self._compare(messages, tools, kwargs)
         return self._fast is not None
 
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, kwargs: Mapping[str, Any]) -> str:
-        """The reference's text. Raises TemplateFailure with the reference's reason."""
-        if self._fast is None or holds_float((messages, tools, kwargs)):
+    def render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, kwargs: Mapping[str, Any], *, has_float: bool
+    ) -> str:
+        """The reference's text; `has_float` says whether a float stands in any argument. TemplateFailure with the reference's reason."""
+        if self._fast is None or has_float:
             return self.reference.render(messages, tools, kwargs)
         self._count += 1
         if self._count % self.proof_every == 0:
@@ -119,18 +122,6 @@ class ProvenRenderer:
         if expected != got:
             self.difference = _describe(expected, got)
             self._fast = None
-
-
-def holds_float(value: Any) -> bool:
-    """Whether a float stands anywhere in JSON-like data."""
-    kind = type(value)
-    if kind is str or kind is int or kind is bool or value is None:
-        return False
-    if kind is dict or isinstance(value, Mapping):
-        return any(holds_float(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return any(holds_float(item) for item in value)
-    return isinstance(value, float)
 
 
 def _outcome(

@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn
 from schemas.tables import RejectReason
 from xtok.errors import RowRefused
 
-__all__ = ["ARGUMENTS_TEXT", "ROLES", "ChatFields", "Conversation", "conversation_from_row", "normalize_messages"]
+__all__ = ["ARGUMENTS_TEXT", "ROLES", "ChatFields", "Conversation", "conversation_from_row", "holds_float", "normalize_messages"]
 
 Message = dict[str, Any]
 
@@ -58,11 +58,15 @@ class ChatFields:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One canonical conversation (see the module docstring); `template_kwargs` are the row's own, over those of the side."""
+    """One canonical conversation (see the module docstring); `template_kwargs` are the row's own, over those of the side.
+
+    has_float: whether a float stands anywhere in it, which engines print differently.
+    """
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None
     template_kwargs: dict[str, Any]
+    has_float: bool
 
     @property
     def final(self) -> Message:
@@ -80,11 +84,22 @@ def conversation_from_row(row: Mapping[str, Any], fields: ChatFields | None = No
         raw = _prompt_completion(row.get(fields.prompt), row[fields.completion])
     if raw is None:
         _refuse(f"the row has none of {fields.messages!r}, {fields.conversations!r} and {fields.completion!r}: {sorted(row)}")
-    return Conversation(
-        messages=normalize_messages(raw),
-        tools=_normalize_tools(row.get(fields.tools)),
-        template_kwargs=_normalize_kwargs(row.get(fields.template_kwargs)),
-    )
+    messages = normalize_messages(raw)
+    tools = _normalize_tools(row.get(fields.tools))
+    template_kwargs = _normalize_kwargs(row.get(fields.template_kwargs))
+    return Conversation(messages, tools, template_kwargs, holds_float((messages, tools, template_kwargs)))
+
+
+def holds_float(value: Any) -> bool:
+    """Whether a float stands anywhere in JSON-like data."""
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return False
+    if isinstance(value, Mapping):
+        return any(holds_float(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(holds_float(item) for item in value)
+    return isinstance(value, float)
 
 
 def normalize_messages(raw: Any) -> list[Message]:

@@ -90,7 +90,7 @@ def _turn_body(side: ChatSide, conversation: Conversation, text: str) -> tuple[i
     if start < 0 or end < start or text.count(_ASSISTANT) != turns or text.rfind(TURN_START) != start or text.find(TURN_END, start) != end:
         side.refuse(
             RejectReason.UNKNOWN_LAYOUT,
-            f"the template of {side.adapter.name} does not write ChatML turns ({TURN_START}assistant ... {TURN_END}), "
+            f"the {side.name} template does not write ChatML turns ({TURN_START}assistant ... {TURN_END}), "
             f"one per assistant message ({text.count(_ASSISTANT)} for {turns})",
         )
     if first_visible(text, end + len(TURN_END)) >= 0:
@@ -103,7 +103,7 @@ def _after_think_block(side: ChatSide, turn: _FinalTurn, text: str, start: int, 
     at = first_visible(text, start)
     if not text.startswith(OPEN, at):
         if turn.reasoning:
-            side.refuse(RejectReason.DROPPED_REASONING, f"the template of {side.adapter.name} drops the final turn's reasoning")
+            side.refuse(RejectReason.DROPPED_REASONING, f"the {side.name} template drops the final turn's reasoning")
         return start
     close = text.find(CLOSE, at, end)
     if close < 0:
@@ -120,7 +120,7 @@ def _answer(side: ChatSide, turn: _FinalTurn, text: str, start: int, end: int) -
     first = first_visible(text, start)
     last = start + len(text[start:end].rstrip())
     if not start <= first < last:
-        side.refuse(RejectReason.REGION_MISMATCH, f"the template of {side.adapter.name} writes no answer in the final turn")
+        side.refuse(RejectReason.REGION_MISMATCH, f"the {side.name} template writes no answer in the final turn")
     if not text.startswith(turn.content, first):
         side.refuse(RejectReason.REGION_MISMATCH, f"the rendered answer begins {_short(text[first:last])}, not {_short(turn.content)}")
     calls_start = first_visible(text, first + len(turn.content))
@@ -133,7 +133,7 @@ def _answer(side: ChatSide, turn: _FinalTurn, text: str, start: int, end: int) -
     if len(blocks) != len(turn.calls) or _CALL.sub("", rest).strip() or not rest.endswith("</tool_call>"):
         side.refuse(
             RejectReason.REGION_MISMATCH,
-            f"the template of {side.adapter.name} shows {len(blocks)} <tool_call> blocks for {len(turn.calls)} tool calls: {_short(rest)}",
+            f"the {side.name} template shows {len(blocks)} <tool_call> blocks for {len(turn.calls)} tool calls: {_short(rest)}",
         )
     for name, block in zip(turn.calls, blocks, strict=True):
         if name not in block:

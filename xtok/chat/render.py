@@ -21,7 +21,8 @@ class ChatRenderer:
 
     def __init__(self, side: ChatSide) -> None:
         self.side = side
-        self.structures = self._new_cache()
+        mark = None if side.allow_special_tokens_in_content else side.special_mark
+        self.structures = StructureCache(mark, side.renderer.proof_every)
 
     def render_row(self, conversation: Conversation) -> RenderedChat:
         """Text and places of one conversation. RowRefused with this side's name."""
@@ -70,6 +71,3 @@ class ChatRenderer:
 
     def _proofs(self) -> tuple[str | None, str | None]:
         return self.side.renderer.difference, self.structures.difference
-
-    def _new_cache(self) -> StructureCache:
-        return StructureCache(self.side.special_mark if not self.side.allow_special_tokens_in_content else None, self.side.renderer.proof_every)

@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn
 
 from schemas.tables import RejectReason
 from xtok.chat.fast_render import ProvenRenderer, RenderArguments
-from xtok.chat.messages import ARGUMENTS_TEXT, Conversation
+from xtok.chat.messages import ARGUMENTS_TEXT, Conversation, holds_float
 from xtok.chat.templates import ReferenceRenderer, TemplateFailure, template_variables
 from xtok.errors import ConfigError, RowRefused
 from xtok.tokenizers import TokenizerAdapter
@@ -127,6 +127,7 @@ class ChatSide:
         taken = sorted(set(self.template_kwargs) & set(_FIXED_KWARGS))
         if taken:
             raise ConfigError(f"{name}: chat_template_kwargs may not set {taken}; they come from the row")
+        self._has_float = holds_float(self.template_kwargs)
         self.allow_special_tokens_in_content = allow_special_tokens_in_content
         self.accept_dropped_reasoning = accept_dropped_reasoning
         self.context_length = context_length
@@ -158,13 +159,12 @@ class ChatSide:
         return self.shape(conversation.messages), conversation.tools, self.kwargs_for(conversation)
 
     def render(self, messages: list[dict[str, Any]], conversation: Conversation) -> str:
-        """Text of shaped `messages` with the row's tools and arguments. RowRefused (template_error, invalid_text)."""
+        """Text of shaped `messages` with the row's tools and arguments. RowRefused (template_error)."""
+        exact = conversation.has_float or self._has_float
         try:
-            text = self.renderer.render(messages, conversation.tools, self.kwargs_for(conversation))
+            return self.renderer.render(messages, conversation.tools, self.kwargs_for(conversation), has_float=exact)
         except TemplateFailure as error:
-            self.refuse(RejectReason.TEMPLATE_ERROR, f"the chat template of {self.adapter.name} refuses the conversation: {error}")
-        return text
-
+            self.refuse(RejectReason.TEMPLATE_ERROR, f"the {self.name} template refuses it: {error}")
     def refuse(self, reason: str, message: str, *, stage: str = "render") -> NoReturn:
         """Raise RowRefused for this side."""
         raise RowRefused(reason, message, stage=stage, side=self.name)
@@ -178,7 +178,7 @@ class ChatSide:
             if found:
                 self.refuse(
                     RejectReason.EMBEDDED_SPECIAL_TOKEN,
-                    f"{where} holds {found[0]!r}, a special token of {self.adapter.name}, which would turn into a control token; "
+                    f"{where} holds {found[0]!r}, a special token of this side, which would turn into a control token; "
                     "remove it or set allow_special_tokens_in_content",
                 )
 

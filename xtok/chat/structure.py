@@ -70,7 +70,7 @@ def _place_plain(side: ChatSide, conversation: Conversation, text: str, cache: S
     if found is None or cache.must_prove(shape):
         prefix, suffix = _probe(side, conversation, content, "")
         place = _fit(side, text, prefix, suffix, content, len(conversation.messages) - 1)
-        cache.learn(shape, prefix, suffix, found, place)
+        cache.learn(shape, conversation, prefix, suffix, found, place)
         found = place
     return _rendered(text, *found)
 
@@ -87,7 +87,7 @@ def _place_behind_reasoning(
     if not shown and (in_loss or not side.accept_dropped_reasoning):
         side.refuse(
             RejectReason.DROPPED_REASONING,
-            f"the template of {side.adapter.name} drops or changes the final turn's reasoning, so the model would judge the answer "
+            f"the {side.name} template drops or changes the final turn's reasoning, so the model would judge the answer "
             + ("and its reasoning cannot be in the loss" if in_loss else "without it; set accept_dropped_reasoning to keep such rows"),
         )
     state = "shown" if shown else "dropped"
@@ -104,7 +104,7 @@ def _with_thinking(side: ChatSide, text: str, content: str, block: re.Match[str]
     if not text.startswith(verbatim, start - len(verbatim)):
         side.refuse(
             RejectReason.REASONING_NOT_VERBATIM,
-            f"the template of {side.adapter.name} lays the <think> block out anew; with thinking in the loss it must stand verbatim: "
+            f"the {side.name} template lays the <think> block out anew; with thinking in the loss it must stand verbatim: "
             "use native_thinking_alignment, or keep thinking outside the loss",
         )
     shift = start - block.end()
@@ -156,7 +156,7 @@ def _probe(side: ChatSide, conversation: Conversation, content: str, kept: str) 
     parts = rendered.split(_ANSWER_PROBE)
     if len(parts) != 2 or _ANSWER_PROBE in content:
         how = "drops" if len(parts) == 1 else "repeats"
-        side.refuse(RejectReason.CONTENT_NOT_VERBATIM, f"the template of {side.adapter.name} {how} the content of message {turn}")
+        side.refuse(RejectReason.CONTENT_NOT_VERBATIM, f"the {side.name} template {how} the content of message {turn}")
     return parts[0], parts[1]
 
 
@@ -168,7 +168,7 @@ def _fit(side: ChatSide, text: str, prefix: str, suffix: str, content: str, turn
     if not fits or shown not in content or shown.strip() != content.strip():
         side.refuse(
             RejectReason.CONTENT_NOT_VERBATIM,
-            f"the template of {side.adapter.name} changes the content of message {turn} (assistant) beyond its outer blanks",
+            f"the {side.name} template changes the content of message {turn} (assistant) beyond its outer blanks",
         )
     return start, end
 
