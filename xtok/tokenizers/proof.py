@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from xtok.errors import ConfigError
+from xtok.errors import ConfigError, TokenizerError
 from xtok.tokenizers.flat import FlatTokens
 
 if TYPE_CHECKING:
@@ -31,17 +31,18 @@ class BackendProof:
 def prove_backend(adapter: TokenizerAdapter, texts: Sequence[str], *, backend: EncodeBackend | None = None) -> BackendProof:
     """Encode `texts` with `backend` (default: the adapter's fast one) and with the reference, and compare every id."""
     fast = backend if backend is not None else adapter.fast_backend()
-    difference = _first_difference(fast.name, fast.encode_flat(texts), adapter.reference.encode_flat(texts), range(len(texts)))
+    reference = adapter.reference.encode_flat(texts)
+    tokens = _encode_or_say(fast, texts)
+    difference = tokens if isinstance(tokens, str) else _first_difference(fast.name, tokens, reference, range(len(texts)))
     return BackendProof(difference is None, len(texts), difference)
 
 
 class ProvenEncoder:
     """Encodes whole parts with a fast backend under continuing proof.
 
-    One text in `proof_every` is encoded by the reference too; on the first difference the whole part is done again by the
-    reference, so that what comes out is always what the reference gives for the texts that were compared and, after a
-    difference, for all. `fell_back` and `difference` (a sentence or None) speak of the latest part. Which texts are compared
-    depends only on their place in the part, so every run and every worker compares the same ones.
+    One text in `proof_every` is encoded by the reference too; on the first difference, or when the fast backend fails, the whole
+    part is done again by the reference. `fell_back`, `difference` (a sentence or None) and `num_proven` speak of the latest part.
+    Which texts are compared depends only on their place in the part, so every run and every worker compares the same ones.
     """
 
     def __init__(self, adapter: TokenizerAdapter, *, backend: EncodeBackend | None = None, proof_every: int = 200) -> None:
@@ -59,15 +60,21 @@ class ProvenEncoder:
         self.fell_back, self.difference, self.num_proven = False, None, 0
         if self._fast.name == self._reference.name:
             return self._reference.encode_flat(texts)
-        tokens = self._fast.encode_flat(texts)
-        chosen = proof_rows(len(texts), self._proof_every)
-        self.num_proven = len(chosen)
-        proof = self._reference.encode_flat([texts[row] for row in chosen])
-        self.difference = _first_difference(self._fast.name, _select(tokens, chosen), proof, chosen)
-        if self.difference is None:
+        tokens = _encode_or_say(self._fast, texts)
+        difference = tokens if isinstance(tokens, str) else self._find_difference(tokens, texts)
+        if isinstance(tokens, FlatTokens) and difference is None:
             return tokens
-        self.fell_back = True
-        return self._reference.encode_flat(texts)
+        tokens = self._reference.encode_flat(texts)  # raises for a text that nobody can encode
+        self.fell_back, self.difference = True, difference
+        return tokens
+
+    def _find_difference(self, tokens: FlatTokens, texts: Sequence[str]) -> str | None:
+        if tokens.num_texts != len(texts):
+            return f"{self._fast.name} gave {tokens.num_texts} rows for {len(texts)} texts"
+        rows = proof_rows(len(texts), self._proof_every)
+        self.num_proven = len(rows)
+        proof = self._reference.encode_flat([texts[row] for row in rows])
+        return _first_difference(self._fast.name, _select(tokens, rows), proof, rows)
 
 
 def proof_rows(num_texts: int, proof_every: int) -> list[int]:
@@ -75,6 +82,14 @@ def proof_rows(num_texts: int, proof_every: int) -> list[int]:
     starts = range(0, num_texts, proof_every)
     # Multiplying by an odd constant scatters the places: a source with a period of its own is not always met at one phase.
     return [start + (run * 0x9E3779B1 >> 7) % min(proof_every, num_texts - start) for run, start in enumerate(starts)]
+
+
+def _encode_or_say(backend: EncodeBackend, texts: Sequence[str]) -> FlatTokens | str:
+    """The ids, or a sentence that says how the backend failed."""
+    try:
+        return backend.encode_flat(texts)
+    except TokenizerError as error:
+        return f"{backend.name} failed: {error}"
 
 
 def _select(tokens: FlatTokens, rows: Sequence[int]) -> FlatTokens:
@@ -85,6 +100,8 @@ def _select(tokens: FlatTokens, rows: Sequence[int]) -> FlatTokens:
 
 
 def _first_difference(name: str, fast: FlatTokens, reference: FlatTokens, labels: Sequence[int]) -> str | None:
+    if fast.num_texts != reference.num_texts:
+        return f"{name} gave {fast.num_texts} rows for {reference.num_texts} texts"
     if np.array_equal(fast.offsets, reference.offsets) and np.array_equal(fast.ids, reference.ids):
         return None
     for row, label in enumerate(labels):
@@ -95,7 +112,7 @@ def _first_difference(name: str, fast: FlatTokens, reference: FlatTokens, labels
                 f"text {label}, token {place}: {name} gave {ours[place : place + 4].tolist()}, "
                 f"the reference {theirs[place : place + 4].tolist()}"
             )
-    return f"{name} gave {fast.num_texts} rows, the reference {reference.num_texts}"
+    return f"{name} gave row bounds that begin at {fast.offsets[0]}"
 
 
 def _first_unequal(left: npt.NDArray[np.int32], right: npt.NDArray[np.int32]) -> int:
