@@ -169,7 +169,7 @@ class BatchedDataDict(dict[str, Any]):
         _require_positive("microbatch_size", microbatch_size)
         total = self.size
         if total % microbatch_size and not allow_uneven:
-            raise ValueError(f"{total} rows do not divide into micro-batches of {microbatch_size}; allow_uneven=True lets the last be shorter")
+            raise ValueError(f"{total} rows do not divide into micro-batches of {microbatch_size}; allow_uneven=True lets them")
         # A generator of its own, so that the check above happens at the call and not at the first step.
         return (self.slice(start, min(start + microbatch_size, total)) for start in range(0, total, microbatch_size))
 

@@ -26,7 +26,7 @@ from xtok.errors import ConfigError, DatasetMismatchError
 from xtok.loader.assemble import BatchShape, RowRun, SideShape, assemble
 from xtok.loader.fingerprints import check_tokenizers
 from xtok.loader.order import EpochOrder
-from xtok.loader.reader import WindowReader, build_catalog
+from xtok.loader.reader import Window, WindowReader, build_catalog
 from xtok.loader.rows import StudentRows
 from xtok.shards.read import open_dataset
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from xtok.loader.fingerprints import AnyTokenizer
 
 __all__ = ["AlignedShardLoader"]
+
+_BLOCK_TOKENS = 65_536  # student tokens handled at a time: their columns fit the processor's second-level cache
 
 
 class AlignedShardLoader(IterableDataset[BatchedDataDict]):
@@ -97,6 +99,7 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
         )
         self._catalog = build_catalog(self.dataset, self._with_files)
         self.num_rows = int(self._catalog.num_usable().sum())
+        self._mean_tokens = max(1, manifest.student_totals.num_tokens // max(1, manifest.num_rows))
         self._order_digest = self._catalog.digest(
             seed, shuffle, shuffle_row_groups if shuffle else None, [part.student_file.sha256 for part in manifest.parts]
         )
@@ -192,20 +195,36 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
         next_step = -(-(self._num_consumed - first_row) // size)
         mine = range(next_step + (worker - next_step) % num_workers, len(steps), num_workers)
         pending: deque[RowRun] = deque()
-        windows = self._windows(first_row, mine)
+        blocks = self._blocks(first_row, mine)
         try:
             for step in mine:
                 start = first_row + step * size
                 rows_left = self.num_rows - (start + self.rank * self.batch_size)
-                runs = _take(pending, windows, min(max(rows_left, 0), self.batch_size))
+                runs = _take(pending, blocks, min(max(rows_left, 0), self.batch_size))
                 # Before the yield: whoever asks for the state after this batch must find it counted.
                 self._num_consumed = min(start + size, self.num_rows)
                 yield assemble(runs, self._shape)
         finally:
+            blocks.close()
+
+    def _blocks(self, first_row: int, steps: range) -> Generator[StudentRows, None, None]:
+        """The rows of this rank's `steps`, in order, in blocks that fit the processor's cache and end where a batch ends."""
+        per_block = self.batch_size * max(1, _BLOCK_TOKENS // (self.batch_size * self._mean_tokens))
+        taken = 0
+        windows = self._windows(first_row, steps)
+        try:
+            for window in windows:
+                start = 0
+                while start < len(window):
+                    end = min(len(window), start + per_block - taken % per_block)
+                    yield window.take(start, end)
+                    taken += end - start
+                    start = end
+        finally:
             windows.close()
 
-    def _windows(self, first_row: int, steps: range) -> Generator[StudentRows, None, None]:
-        """Yields the rows of this rank's `steps`, in order, window by window; reads one window ahead."""
+    def _windows(self, first_row: int, steps: range) -> Generator[Window, None, None]:
+        """Windows that hold rows of this rank's `steps`, in order; the next one is read ahead."""
         if not steps:
             return
         order = EpochOrder(
@@ -214,7 +233,7 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
         reader = WindowReader(self.dataset, self._with_files)
         size = self.global_batch_size
 
-        def read(index: int) -> StudentRows | None:
+        def read(index: int) -> Window | None:
             offset = np.arange(order.window_starts[index], order.window_starts[index + 1]) - first_row
             step = offset // size
             selected = (offset % size) // self.batch_size == self.rank
@@ -224,16 +243,16 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
         last_row = min(first_row + (steps[-1] + 1) * size, self.num_rows) - 1
         indices = range(order.window_of(first_row + steps.start * size), order.window_of(last_row) + 1)
         if not self.read_ahead:
-            yield from (rows for index in indices if (rows := read(index)) is not None)
+            yield from (window for index in indices if (window := read(index)) is not None)
             return
         with ThreadPoolExecutor(1, thread_name_prefix="xtok-read-ahead") as pool:
-            ahead: Future[StudentRows | None] = pool.submit(read, indices[0])
+            ahead: Future[Window | None] = pool.submit(read, indices[0])
             for index in indices:
-                rows = ahead.result()
+                window = ahead.result()
                 if index + 1 < indices.stop:
                     ahead = pool.submit(read, index + 1)
-                if rows is not None:
-                    yield rows
+                if window is not None:
+                    yield window
 
     def _num_steps(self, first_row: int) -> int:
         rows = self.num_rows - first_row
@@ -246,12 +265,12 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
         return {"epoch": self.epoch, "num_rows_consumed": consumed, "first_row": self._start(), "order_digest": self._order_digest}
 
 
-def _take(pending: deque[RowRun], windows: Iterator[StudentRows], count: int) -> list[RowRun]:
-    """The next `count` rows as runs; what a window has left waits in `pending`."""
+def _take(pending: deque[RowRun], blocks: Iterator[StudentRows], count: int) -> list[RowRun]:
+    """The next `count` rows as runs; what a block has left waits in `pending`."""
     runs = []
     while count:
         if not pending:
-            rows = next(windows)
+            rows = next(blocks)
             pending.append(RowRun(rows, 0, len(rows)))
         run = pending.popleft()
         end = min(run.end, run.start + count)

@@ -1,8 +1,8 @@
 """Exact-partition masks of many rows at once: tokens on a correct one-to-one pair.
 
-The loader calls this for every token it reads, so the ordinary case is one pass of comparisons: the chunks of a row are numbered
-in order and each is one run of tokens, on both sides. Rows whose chunks are in another order on a side (special tokens paired by
-role) are found by a check and counted in full.
+The same masks as `xtok.align.flat.exact_partition_masks`, which counts the tokens of every chunk. The loader computes them for
+every token it reads, so the ordinary case has a shorter way: where the chunks of each row stand in order on both sides, each one
+run of tokens, a pass of comparisons is enough. A check finds the other cases (special tokens paired by role) and counts.
 
 Legend: Ns, Nt student and teacher tokens, D rows, P chunks of all rows together.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+
+from xtok.align.flat import FlatAlignment, exact_partition_masks
 
 __all__ = ["exact_masks", "num_chunks_of_rows"]
 
@@ -34,9 +36,10 @@ def exact_masks(
     student = _run_starts(student_chunk_id, student_offsets)
     teacher = _run_starts(teacher_chunk_id, teacher_offsets)
     if not (_in_order(student_chunk_id, student[0], pair_offsets) and _in_order(teacher_chunk_id, teacher[0], pair_offsets)):
-        return _exact_masks_any_order(
-            student_chunk_id, student_offsets, teacher_chunk_id, teacher_offsets, pair_is_correct, pair_offsets
-        )
+        num_chunks = np.diff(pair_offsets)
+        route = np.zeros(len(num_chunks), dtype=np.uint8)  # not looked at
+        alignment = FlatAlignment(student_chunk_id, teacher_chunk_id, num_chunks, pair_is_correct, pair_offsets, route)
+        return exact_partition_masks(alignment, student_offsets, teacher_offsets)
     # Run number r is chunk number r on both sides, so that flags of runs compare without any lookup.
     exact = student[1] & teacher[1] & pair_is_correct
     return _flags_at(student[0], exact, len(student_chunk_id)), _flags_at(teacher[0], exact, len(teacher_chunk_id))
@@ -79,29 +82,3 @@ def _flags_at(positions: Offsets, flags: Flags, length: int) -> Flags:
     spread = np.zeros(length, dtype=bool)
     spread[positions] = flags
     return spread
-
-
-def _exact_masks_any_order(
-    student_chunk_id: Ints,
-    student_offsets: Offsets,
-    teacher_chunk_id: Ints,
-    teacher_offsets: Offsets,
-    pair_is_correct: Flags,
-    pair_offsets: Offsets,
-) -> tuple[Flags, Flags]:
-    """The same by counting the tokens of every chunk."""
-    num_pairs = int(pair_offsets[-1])
-    student_pair = _pair_numbers(student_chunk_id, student_offsets, pair_offsets)
-    teacher_pair = _pair_numbers(teacher_chunk_id, teacher_offsets, pair_offsets)
-    exact = np.zeros(num_pairs + 1, dtype=bool)  # the last one stands for "no chunk"
-    exact[:-1] = pair_is_correct
-    for pairs in (student_pair, teacher_pair):
-        exact &= np.bincount(pairs, minlength=num_pairs + 1) == 1
-    exact[-1] = False
-    return exact[student_pair], exact[teacher_pair]
-
-
-def _pair_numbers(chunk_id: Ints, offsets: Offsets, pair_offsets: Offsets) -> Offsets:
-    """int64 [N]: each token's chunk, numbered through all rows; P where it has none."""
-    numbers = np.repeat(pair_offsets[:-1], np.diff(offsets)) + chunk_id
-    return np.where(chunk_id >= 0, numbers, pair_offsets[-1])

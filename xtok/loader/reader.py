@@ -1,12 +1,12 @@
-"""From a published dataset to rows in memory: which rows can be used, and the rows of one window.
+"""From a published dataset to rows in memory: which rows can be used, and the columns of one window.
 
-A boolean column that its Parquet statistics prove to be all True (the masks of text mode, the pairs of the byte route) is not
-read: it follows from the lengths. Every damage is a DamagedPartError that names the file.
+A flag column that the manifest says is all True (the masks of text mode, the pairs of parts aligned by bytes alone) is not read:
+it follows from the lengths. Every damage is a DamagedPartError that names the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,10 +16,10 @@ import pyarrow as pa
 from schemas.manifest import FileEntry
 from xtok.errors import DamagedPartError
 from xtok.loader.order import RowCatalog, WindowRows
-from xtok.loader.rows import Ragged, StudentRows, TeacherRows, gather_flat, gather_ragged
+from xtok.loader.rows import Ragged, RaggedColumn, StudentRows, TeacherRows
 from xtok.shards.read import Dataset, RowGroupRef, Side
 
-__all__ = ["WindowReader", "build_catalog"]
+__all__ = ["Window", "WindowReader", "build_catalog"]
 
 _SCAN_THREADS = 8  # scanning for refused rows waits on storage, not on the processor
 
@@ -55,125 +55,106 @@ def build_catalog(dataset: Dataset, teachers: Sequence[int]) -> RowCatalog:
 
 
 class WindowReader:
-    """Reads the rows of one window, in order, for the student and `teachers` (indices of teachers with files)."""
+    """Reads windows for the student and `teachers` (indices of teachers with files)."""
 
     def __init__(self, dataset: Dataset, teachers: Sequence[int]) -> None:
         self._dataset = dataset
         self._teachers = tuple(teachers)
         self._refs = dataset.row_groups()
-        self._all_true: dict[tuple[int, Side], list[frozenset[str]]] = {}
 
-    def read(self, window: WindowRows, selected: npt.NDArray[np.bool_]) -> StudentRows:
+    def read(self, window: WindowRows, selected: npt.NDArray[np.bool_]) -> Window:
         """The rows of `window` where `selected` (bool, one a row of the window), in its order."""
         slot, row = window.slot[selected], window.row[selected]
         needed = np.unique(slot)
         refs = [self._refs[group] for group in window.groups[needed]]
         starts = np.concatenate([[0], np.cumsum([ref.num_rows for ref in refs])]).astype(np.int64)
-        rows = starts[np.searchsorted(needed, slot)] + row
-
-        student = _SideColumns(self, refs, rows, "student", ["idx", "loss_multiplier", "input_ids"], ["token_mask"])
-        ids = student.ragged("input_ids")
-        return StudentRows(
-            idx=student.flat("idx").astype(np.int64, copy=False),
-            loss_multiplier=student.flat("loss_multiplier").astype(np.float32, copy=False),
-            ids=ids,
-            token_mask=student.flags("token_mask", ids),
-            teachers={teacher: self._read_teacher(refs, rows, teacher, ids) for teacher in self._teachers},
-        )
-
-    def _read_teacher(self, refs: Sequence[RowGroupRef], rows: npt.NDArray[np.int64], teacher: int, student_ids: Ragged) -> TeacherRows:
+        student = _SideColumns(self._dataset, refs, "student", ["input_ids"], ["token_mask"], ["idx", "loss_multiplier"])
         columns = ["input_ids", "student_chunk_id", "teacher_chunk_id"]
-        side = _SideColumns(self, refs, rows, teacher, columns, ["token_mask", "pair_is_correct"])
-        ids = side.ragged("input_ids")
-        student_chunk_id, teacher_chunk_id = side.ragged("student_chunk_id"), side.ragged("teacher_chunk_id")
-        side.require_same_lengths("student_chunk_id", student_chunk_id, student_ids)
-        side.require_same_lengths("teacher_chunk_id", teacher_chunk_id, ids)
-        return TeacherRows(
+        flags = ["token_mask", "pair_is_correct"]
+        teachers = {teacher: _SideColumns(self._dataset, refs, teacher, columns, flags) for teacher in self._teachers}
+        return Window(starts[np.searchsorted(needed, slot)] + row, student, teachers)
+
+
+class Window:
+    """The columns of a window in memory, and which of its rows are wanted in which order."""
+
+    def __init__(self, rows: npt.NDArray[np.int64], student: _SideColumns, teachers: Mapping[int, _SideColumns]) -> None:
+        self._rows, self._student, self._teachers = rows, student, teachers
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, start: int, end: int) -> StudentRows:
+        """Rows [start, end) of the wanted order, copied out of the columns."""
+        numbers = self._rows[start:end]
+        rows = pa.array(numbers)
+        ids = self._student.ragged("input_ids", rows)
+        return StudentRows(
+            idx=self._student.flat["idx"][numbers].astype(np.int64, copy=False),
+            loss_multiplier=self._student.flat["loss_multiplier"][numbers].astype(np.float32, copy=False),
             ids=ids,
-            token_mask=side.flags("token_mask", ids),
-            student_chunk_id=student_chunk_id,
-            teacher_chunk_id=teacher_chunk_id,
-            pair_is_correct=None if side.is_all_true("pair_is_correct") else side.ragged("pair_is_correct"),
+            token_mask=self._student.flags("token_mask", rows, like=ids),
+            teachers={teacher: _take_teacher(columns, rows, ids) for teacher, columns in self._teachers.items()},
         )
 
-    def read_tables(self, refs: Sequence[RowGroupRef], side: Side, columns: Sequence[str]) -> list[pa.Table]:
-        """One table a row group."""
-        return [self._dataset.read_row_group(ref, side, columns) for ref in refs]
 
-    def all_true(self, ref: RowGroupRef, side: Side) -> frozenset[str]:
-        """Boolean list columns of a row group whose statistics say that every element is True. Remembered for the whole file."""
-        known = self._all_true.get((ref.part, side))
-        if known is None:
-            known = _all_true_columns(self._dataset, self._dataset.file(ref.part, side))
-            self._all_true[ref.part, side] = known
-        return known[ref.row_group]
-
-    def file_names(self, refs: Sequence[RowGroupRef], side: Side) -> str:
-        """Paths of the files behind `refs`, for messages."""
-        return ", ".join(dict.fromkeys(self._dataset.file(ref.part, side).path for ref in refs))
+def _take_teacher(columns: _SideColumns, rows: pa.Array, student_ids: Ragged) -> TeacherRows:
+    ids = columns.ragged("input_ids", rows)
+    return TeacherRows(
+        ids=ids,
+        token_mask=columns.flags("token_mask", rows, like=ids),
+        student_chunk_id=columns.ragged("student_chunk_id", rows, like=student_ids),
+        teacher_chunk_id=columns.ragged("teacher_chunk_id", rows, like=ids),
+        pair_is_correct=columns.flags("pair_is_correct", rows),
+    )
 
 
 class _SideColumns:
-    """Columns of one side over some row groups: what is needed, and flags that may follow from statistics."""
+    """Columns of one side over some row groups. flat: columns without lists, by name, one value a row."""
 
     def __init__(
         self,
-        reader: WindowReader,
+        dataset: Dataset,
         refs: Sequence[RowGroupRef],
-        rows: npt.NDArray[np.int64],
         side: Side,
-        needed: list[str],
-        flags: list[str],
+        lists: Sequence[str],
+        flags: Sequence[str],
+        flat: Sequence[str] = (),
     ) -> None:
-        constant = frozenset.intersection(*(reader.all_true(ref, side) for ref in refs))
-        self._constant = constant.intersection(flags)
-        self._rows, self._where = rows, reader.file_names(refs, side)
-        self._tables = reader.read_tables(refs, side, [*needed, *(name for name in flags if name not in constant)])
+        self._where = ", ".join(dict.fromkeys(dataset.file(ref.part, side).path for ref in refs))
+        constant = set.intersection(*(_all_true(dataset, ref, side) for ref in refs))
+        read_lists = [*lists, *(name for name in flags if name not in constant)]
+        tables = [dataset.read_row_group(ref, side, [*read_lists, *flat]) for ref in refs]
+        self.flat = {name: np.concatenate([table.column(name).to_numpy() for table in tables]) for name in flat}
+        self._lists = {name: self._column(name, tables) for name in read_lists}
 
-    def is_all_true(self, name: str) -> bool:
-        return name in self._constant
-
-    def flat(self, name: str) -> npt.NDArray[np.generic]:
-        return gather_flat([table.column(name) for table in self._tables], self._rows)
-
-    def ragged(self, name: str) -> Ragged:
-        try:
-            return gather_ragged([table.column(name) for table in self._tables], self._rows)
-        except pa.ArrowInvalid as error:
-            raise DamagedPartError(f"column {name} of {self._where}: {error}. `xtok verify` finds the damaged part.") from error
-
-    def flags(self, name: str, ids: Ragged) -> Ragged | None:
-        """None when all True, else flags as long as `ids`."""
-        if self.is_all_true(name):
-            return None
-        flags = self.ragged(name)
-        self.require_same_lengths(name, flags, ids)
-        return flags
-
-    def require_same_lengths(self, name: str, column: Ragged, ids: Ragged) -> None:
-        if not np.array_equal(column.offsets, ids.offsets):
+    def ragged(self, name: str, rows: pa.Array, like: Ragged | None = None) -> Ragged:
+        """Rows of a list column. DamagedPartError when they are not as long as those of `like`."""
+        found = self._lists[name].take(rows)
+        if like is not None and not np.array_equal(found.offsets, like.offsets):
             raise DamagedPartError(
                 f"column {name} of {self._where} has rows of another length than their ids. `xtok verify` finds the damaged part."
             )
+        return found
+
+    def flags(self, name: str, rows: pa.Array, like: Ragged | None = None) -> Ragged | None:
+        """Rows of a flag column, None when every element is True."""
+        return self.ragged(name, rows, like) if name in self._lists else None
+
+    def _column(self, name: str, tables: list[pa.Table]) -> RaggedColumn:
+        try:
+            return RaggedColumn([table.column(name) for table in tables])
+        except pa.ArrowInvalid as error:
+            raise DamagedPartError(f"column {name} of {self._where}: {error}. `xtok verify` finds the damaged part.") from error
 
 
-def _all_true_columns(dataset: Dataset, entry: FileEntry) -> list[frozenset[str]]:
-    try:
-        with dataset.open_parquet(entry) as parquet:
-            metadata = parquet.metadata
-            return [frozenset(_all_true_of_group(metadata.row_group(group))) for group in range(metadata.num_row_groups)]
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _damaged(entry, str(error)) from error
-
-
-def _all_true_of_group(group: pa.parquet.RowGroupMetaData) -> list[str]:
-    names = []
-    for index in range(group.num_columns):
-        column = group.column(index)
-        statistics = column.statistics if column.physical_type == "BOOLEAN" else None
-        # Nulls are missing lists (rows that a teacher refused) or missing elements; the latter are refused when read.
-        if statistics is not None and statistics.has_min_max and statistics.min is True:
-            names.append(column.path_in_schema.split(".")[0])
+def _all_true(dataset: Dataset, ref: RowGroupRef, side: Side) -> set[str]:
+    """Flag columns of which the manifest says that every element is True."""
+    names = {"token_mask"} if dataset.manifest.mode == "text" else set()
+    if side != "student":
+        counts = dataset.manifest.parts[ref.part].teachers[side]
+        if counts.num_chunks == counts.num_correct_chunks:
+            names.add("pair_is_correct")
     return names
 
 

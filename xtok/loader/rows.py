@@ -1,4 +1,4 @@
-"""Rows of one window as flat arrays in their final order: read from Parquet, gathered once, ready to be cut into batches.
+"""Rows as flat arrays in their final order: taken from the columns of a window, ready to be cut into batches.
 
 Legend: D rows, N student tokens, Nt teacher tokens, P chunks; all of them summed over the rows held. Offsets are int64 [D + 1],
 half-open row bounds.
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from xtok.loader.partition import exact_masks, num_chunks_of_rows
 
-__all__ = ["Ragged", "StudentRows", "TeacherRows", "gather_flat", "gather_ragged", "offsets_of"]
+__all__ = ["Ragged", "RaggedColumn", "StudentRows", "TeacherRows", "offsets_of"]
 
 
 @dataclass(frozen=True)
@@ -92,27 +92,29 @@ def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return offsets
 
 
-def gather_flat(columns: Sequence[pa.ChunkedArray], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.generic]:
-    """Rows of a column without lists; `rows` counts through `columns`, which are joined in order."""
-    return np.concatenate([column.to_numpy() for column in columns])[rows]
+class RaggedColumn:
+    """A list column of int32 or bool of all row groups of a window, from which rows are taken in any order.
 
-
-def gather_ragged(columns: Sequence[pa.ChunkedArray], rows: npt.NDArray[np.int64]) -> Ragged:
-    """Rows of a list column, in the order of `rows`, which counts through `columns`, joined in order.
-
-    Each list is handed to Arrow as one binary value of its bytes: its `take` then copies rows with memcpy, several times faster
-    than a take of lists, which looks up every element. Raises pa.ArrowInvalid when a list holds nulls.
+    Each list is one binary value of its bytes for Arrow, whose `take` then copies rows with memcpy: several times faster than a
+    take of lists, which looks up every element.
     """
-    chunks = [chunk for column in columns for chunk in column.chunks]
-    views = [_as_values(chunk.values) for chunk in chunks]
-    width = views[0].itemsize
-    blobs = [_as_blobs(values, chunk.offsets.to_numpy()) for values, chunk in zip(views, chunks, strict=True)]
-    taken = pa.chunked_array(blobs).take(pa.array(rows))
-    blob = taken.chunk(0) if taken.num_chunks == 1 else pa.concat_arrays(taken.chunks)
-    bounds = np.frombuffer(blob.buffers()[1], dtype=np.int64)[blob.offset : blob.offset + len(rows) + 1]
-    data = blob.buffers()[2]
-    values = np.frombuffer(data if data is not None else b"", dtype=views[0].dtype, count=int(bounds[-1]) // width)
-    return Ragged(values[int(bounds[0]) // width :], (bounds - bounds[0]) // width)
+
+    def __init__(self, columns: Sequence[pa.ChunkedArray]) -> None:
+        """`columns` are joined in order. Raises pa.ArrowInvalid when a list holds nulls."""
+        chunks = [chunk for column in columns for chunk in column.chunks]
+        values = [_as_values(chunk.values) for chunk in chunks]
+        self._dtype = values[0].dtype
+        # Joined once: a take from several chunks would join them at every call.
+        self._blobs = pa.concat_arrays([_as_blobs(flat, chunk.offsets.to_numpy()) for flat, chunk in zip(values, chunks, strict=True)])
+
+    def take(self, rows: pa.Array) -> Ragged:
+        """The rows named (int64), in that order, copied."""
+        taken = self._blobs.take(rows)
+        _, bounds_buffer, data = taken.buffers()
+        width = self._dtype.itemsize
+        bounds = np.frombuffer(bounds_buffer, dtype=np.int64)[taken.offset : taken.offset + len(rows) + 1]
+        values = np.frombuffer(data if data is not None else b"", dtype=self._dtype, count=int(bounds[-1]) // width)
+        return Ragged(values[int(bounds[0]) // width :], (bounds - bounds[0]) // width)
 
 
 def _as_blobs(values: npt.NDArray[np.generic], offsets: npt.NDArray[np.integer]) -> pa.Array:

@@ -69,12 +69,12 @@ def _tokens(rng: np.random.Generator, num_chunks: int) -> tuple[list[int], list[
 def publish(
     folder: Path, parts: Sequence[Sequence[Row]], *, row_group_rows: int = 4, same_as_student: Sequence[bool] = (False, False)
 ) -> str:
-    """Write `parts` as a dataset; returns its path."""
+    """Write `parts` as a dataset, in text mode when every token of every row is in the mask; returns its path."""
     entries = [_write_part(folder, index, list(rows), row_group_rows, same_as_student) for index, rows in enumerate(parts)]
     num_rows = sum(entry.num_rows for entry in entries)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
-        mode="text",
+        mode="text" if all(_is_all_masked(row) for rows in parts for row in rows) else "chat",
         config={},
         environment={},
         sources=(),
@@ -137,10 +137,18 @@ def _write_part(folder: Path, index: int, rows: list[Row], row_group_rows: int, 
         source_rejects={},
         student=SideCounts(num_rows=len(rows)),
         teachers=tuple(
-            SideCounts(num_rows=len(rows), num_null_rows=0 if is_same else sum(row.teachers[teacher] is None for row in rows))
-            for teacher, is_same in enumerate(same)
+            SideCounts() if is_same else _counts([row.teachers[teacher] for row in rows]) for teacher, is_same in enumerate(same)
         ),
     )
+
+
+def _counts(found: list[dict[str, Any] | None]) -> SideCounts:
+    pairs = [flag for row in found if row for flag in row["pair_is_correct"]]
+    return SideCounts(num_rows=len(found), num_null_rows=found.count(None), num_chunks=len(pairs), num_correct_chunks=sum(pairs))
+
+
+def _is_all_masked(row: Row) -> bool:
+    return all(row.token_mask) and all(all(teacher["token_mask"]) for teacher in row.teachers if teacher)
 
 
 def _write(folder: Path, side: str, index: int, table: pa.Table, row_group_rows: int) -> FileEntry:

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.loader.synthetic import make_rows, publish
 from xtok.errors import ConfigError, DamagedPartError, UnpublishedDatasetError
 from xtok.loader import AlignedShardLoader
-from xtok.loader.rows import gather_ragged
+from xtok.loader.rows import RaggedColumn
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_refused_rows_other_than_the_manifest_counts_are_damage(tmp_path: Path) 
 def test_lists_with_holes_are_refused(kind: pa.DataType) -> None:
     column = pa.chunked_array([pa.array([[1, None], [0]]).cast(pa.list_(kind))])
     with pytest.raises(pa.ArrowInvalid):
-        gather_ragged([column], np.array([0]))
+        RaggedColumn([column])
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.bool_()])
@@ -91,7 +91,7 @@ def test_gathering_rows_of_sliced_chunks(kind: pa.DataType) -> None:
     values = [[1, 0, 1], [], [0], None, [1, 1], [0, 0, 0, 1]]
     whole = pa.array([[1], [0, 0], *values]).cast(pa.list_(kind))
     columns = [pa.chunked_array([whole.slice(2, 2), whole.slice(4, 1)]), pa.chunked_array([whole.slice(5, 3)])]
-    rows = np.array([5, 0, 4, 1, 0, 2])
-    found = gather_ragged(columns, rows)
+    rows = [5, 0, 4, 1, 0, 2]
+    found = RaggedColumn(columns).take(pa.array(rows))
     assert np.diff(found.offsets).tolist() == [len(values[row] or []) for row in rows]
     assert found.values.tolist() == [bool(v) if kind == pa.bool_() else v for row in rows for v in values[row] or []]
