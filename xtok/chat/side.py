@@ -62,13 +62,15 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """What a template was seen to want, by rendering two tiny conversations.
+    """What a template was seen to want, by rendering tiny conversations.
 
     arguments_as_text: it joins tool arguments as a string (DeepSeek). developer_as_system: it passes over the developer role.
+    content_as_parts: it shows content only as a list of parts (Idefics, LLaVA).
     """
 
     arguments_as_text: bool
     developer_as_system: bool
+    content_as_parts: bool
 
     @classmethod
     def of(cls, reference: ReferenceRenderer, kwargs: Mapping[str, Any]) -> TemplateTraits:
@@ -89,10 +91,20 @@ class TemplateTraits:
             roles = ((role, "probe_text"), ("user", "q"), ("assistant", "a"))
             return [{"role": name, "content": content} for name, content in roles]
 
+        def plain(as_parts: bool) -> list[dict[str, Any]]:
+            turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "probe_text"}]
+            return [{**turn, "content": _as_parts(turn["content"])} for turn in turns] if as_parts else turns
+
         arguments = {"probe_key": "probe_value"}
-        as_text = not shows(with_call(arguments), "probe_value") and shows(with_call(json.dumps(arguments)), "probe_value")
-        as_system = not shows(with_role("developer"), "probe_text") and shows(with_role("system"), "probe_text")
-        return cls(as_text, as_system)
+        return cls(
+            not shows(with_call(arguments), "probe_value") and shows(with_call(json.dumps(arguments)), "probe_value"),
+            not shows(with_role("developer"), "probe_text") and shows(with_role("system"), "probe_text"),
+            not shows(plain(False), "probe_text") and shows(plain(True), "probe_text"),
+        )
+
+
+def _as_parts(content: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}]
 
 
 class ChatSide:
@@ -145,7 +157,8 @@ class ChatSide:
     def shape(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Canonical messages as this template wants them; the same list where nothing has to change."""
         rename = self.traits.developer_as_system
-        if not any("tool_calls" in message or (rename and message["role"] == "developer") for message in messages):
+        changes = ("tool_calls" in message or (rename and message["role"] == "developer") for message in messages)
+        if not self.traits.content_as_parts and not any(changes):
             return messages
         return [self._shape_message(message) for message in messages]
 
@@ -186,6 +199,8 @@ class ChatSide:
         shaped = dict(message)
         if self.traits.developer_as_system and shaped["role"] == "developer":
             shaped["role"] = "system"
+        if self.traits.content_as_parts:
+            shaped["content"] = _as_parts(shaped["content"])
         if "tool_calls" in shaped:
             shaped["tool_calls"] = [self._shape_call(call) for call in shaped["tool_calls"]]
         return shaped
