@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["DEFAULTS"]
+__all__ = ["DEFAULTS", "SET_BY_USER"]
 
 DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -23,6 +23,7 @@ DEFAULTS = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
+SET_BY_USER = frozenset(name for name in DEFAULTS if name in os.environ)
+
 for _name, _value in DEFAULTS.items():
     os.environ.setdefault(_name, _value)
-

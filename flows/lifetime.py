@@ -38,6 +38,20 @@ def end_with_parent(parent: int, *, on_death: Callable[[], None] | None = None) 
 
 def end_with_serving_process() -> None:
     """In the process of a served run: end when `flows.serve` dies. Anywhere else: nothing."""
-    serving = os.environ.get(SERVED_BY)
-    if serving and os.getppid() == int(serving):
-        end_with_parent(int(serving))
+    serving = int(os.environ.get(SERVED_BY, "0"))
+    if not serving:
+        return
+    if os.getppid() == serving:
+        end_with_parent(serving)
+    elif not _is_alive(serving):  # it died while this process was starting
+        os._exit(1)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

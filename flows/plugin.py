@@ -25,7 +25,7 @@ SERVED_API_URL = Path(".prefect/served_api_url")
 
 
 @register_hook
-def setup_environment(ctx: HookContext) -> SetupResult | None:
+def setup_environment(*, ctx: HookContext) -> SetupResult | None:
     """In the `prefect` command: rewrite a bare NAME after `deployment run` to NAME/NAME, and find the server of `infra/up`."""
     if not (os.path.basename(sys.argv[0]).startswith("prefect") or sys.orig_argv[1:3] == ["-m", "prefect"]):
         return None

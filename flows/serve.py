@@ -13,9 +13,7 @@ import flows.environment  # noqa: F401  (before Prefect is imported anywhere)
 # isort: split
 import argparse
 import os
-import signal
 import sys
-import time
 from typing import Any
 
 from prefect import Flow, serve
@@ -52,20 +50,14 @@ def main() -> None:
     if not api_url:
         sys.exit("PREFECT_API_URL is not set: start `infra/up`, or point it to your server, e.g. http://127.0.0.1:4200/api")
     if options.parent is not None:
-        end_with_parent(options.parent, on_death=_stop_runs)
+        end_with_parent(options.parent)
     os.environ[SERVED_BY] = str(os.getpid())
     # Of a served run, the flow's own messages go to its page on the server; the rest stays quiet.
     os.environ.setdefault("PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL", "INFO")
     wait_until_healthy(api_url)
     names = ", ".join(flow.name for flow in DEPLOYED_FLOWS)
     print(f"Serving {names}; relative paths begin in {os.getcwd()}", flush=True)
-    serve(*deployments(), print_starting_message=False)
-
-
-def _stop_runs() -> None:
-    # Prefect's own shutdown ends the runs; ten seconds are more than it takes.
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(10)
+    serve(*deployments(), print_starting_message=False, query_seconds=2)
 
 
 if __name__ == "__main__":

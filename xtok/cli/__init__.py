@@ -15,7 +15,7 @@ from xtok.errors import XtokError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("preprocess", "inspect", "verify")
+COMMANDS = ("preprocess", "inspect", "verify", "projection")
 
 EPILOG = """\
 a first look:

@@ -25,18 +25,21 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BUNDLED_CONFIG = REPOSITORY / "infra" / "configs" / "preprocess.yaml"
 
 
-def load_config(given: str | Mapping[str, Any] | None = None) -> PreprocessConfig:
+def load_config(
+    given: str | Mapping[str, Any] | None = None, *, overrides: Mapping[str, Any] | None = None
+) -> PreprocessConfig:
     """The configuration `given` as a path or URL of a YAML (or JSON) file, as an object, or None for the bundled example.
 
-    Raises ConfigError for a file that is not there or no mapping, an unknown or wrong field, a source that matches nothing, a
-    template or (where the name can only be a path) a tokenizer folder that is not there.
+    overrides: fields that replace those given. Raises ConfigError for a file that is not there or no mapping, an unknown or wrong
+    field, a source that matches nothing, a template or a tokenizer's folder that is not there.
     """
     if given is None:
-        config = _validated(_bundled(), origin=str(BUNDLED_CONFIG))
+        content, origin = _bundled(), str(BUNDLED_CONFIG)
     elif isinstance(given, Mapping):
-        config = _validated(given, origin="the given object")
+        content, origin = dict(given), "the given object"
     else:
-        config = _validated(load_config_object(given), origin=given)
+        content, origin = load_config_object(given), given
+    config = _validated({**content, **(overrides or {})}, origin=origin)
     _check_paths(config)
     return config
 
@@ -95,10 +98,17 @@ def _check_paths(config: PreprocessConfig) -> None:
     for name, side in [("student", config.student), *((f"teachers.{i}", side) for i, side in enumerate(config.teachers))]:
         if side.chat_template is not None and not storage.exists(side.chat_template):
             raise ConfigError(f"{name}.chat_template: {_both(side.chat_template)} is not there")
-        # A hub id has at most one slash and no leading dot; anything else can only be a path.
-        is_path = side.tokenizer.count("/") > 1 or side.tokenizer.startswith((".", "/", "~"))
-        if is_path and storage.local_path(side.tokenizer) is not None and not storage.exists(side.tokenizer):
+        if _means_a_folder(side.tokenizer) and not storage.exists(side.tokenizer):
             raise ConfigError(f"{name}.tokenizer: {_both(side.tokenizer)} is not there")
+
+
+def _means_a_folder(tokenizer: str) -> bool:
+    """Whether a tokenizer's name can hardly be a hub id: two slashes, a leading dot, or a first component that is here."""
+    path = storage.local_path(tokenizer)
+    if path is None:
+        return False
+    first, *others = path.parts
+    return len(others) > 1 or first[0] in "./~" or (len(others) == 1 and storage.exists(first))
 
 
 def _both(path: str) -> str:

@@ -28,8 +28,8 @@ def parts_table(manifest: Manifest) -> list[dict[str, Any]]:
     ]
 
 
-def report_markdown(manifest: Manifest, *, output: str, seconds: float, num_built: int) -> str:
-    """The report: what was published, each side's figures, every refusal by side and reason. seconds: of the whole run."""
+def report_markdown(manifest: Manifest, *, output: str, seconds: float) -> str:
+    """The report: how much there is, each side's figures, every refusal by side and reason. seconds: of the whole run."""
     sides: list[tuple[str, PlannedSide, SideCounts]] = [("student", manifest.student, manifest.student_totals)]
     sides += [
         (f"teacher {index}", planned, counts)
@@ -39,8 +39,8 @@ def report_markdown(manifest: Manifest, *, output: str, seconds: float, num_buil
     lines = [
         "# Aligned dataset",
         "",
-        f"`{output}`: {manifest.num_rows:,} rows of {manifest.num_source_rows:,} read, in {len(manifest.parts):,} parts "
-        f"({num_built:,} built by this run). {num_tokens:,} tokens in {seconds:.1f} s.",
+        f"`{output}`: {manifest.num_rows:,} rows from {manifest.num_source_rows:,} read, in {len(manifest.parts):,} parts. "
+        f"{num_tokens:,} tokens in {seconds:.1f} s.",
         "",
         "| side | tokenizer | route | backend | rows | refused | truncated | tokens | coverage | one to one |",
         "|---|---|---|---|--:|--:|--:|--:|--:|--:|",

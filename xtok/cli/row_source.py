@@ -13,9 +13,9 @@ from schemas.config import ModelSide
 from schemas.plan import PlannedSide
 from xtok.cli.row_view import RowView, TokenView, pair_chunks, token_views
 from xtok.cli.run_record import recorded_sides
-from xtok.errors import ConfigError, DatasetError
+from xtok.errors import ConfigError, DatasetError, FingerprintMismatchError
 from xtok.shards.read import Dataset, RowGroupRef
-from xtok.shards.sides import check_side, load_side
+from xtok.shards.sides import load_side
 from xtok.tokenizers import TokenizerAdapter
 
 __all__ = ["RowAddress", "RowSource"]
@@ -133,7 +133,11 @@ class RowSource:
                     f"give --tokenizer {label}=FOLDER"
                 )
             adapter = load_side(side)
-            check_side(label, adapter, planned)
+            if adapter.content_fingerprint != planned.content_fingerprint:
+                raise FingerprintMismatchError(
+                    f"{side.tokenizer} has the fingerprint {adapter.content_fingerprint}, side {label} of {self.dataset.url} was made "
+                    f"with {planned.content_fingerprint}: give --tokenizer {label}=FOLDER of that one"
+                )
             self._loaded[position] = adapter
         return self._loaded[position]
 

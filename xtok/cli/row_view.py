@@ -84,12 +84,16 @@ def token_views(tokenizer: TokenizerAdapter, ids: Sequence[int], mask: Sequence[
 
 
 def spell(data: bytes) -> str:
-    """Bytes as visible text: blanks drawn, control characters escaped, bytes that are no whole character in hexadecimal."""
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        return "<" + " ".join(f"{byte:02X}" for byte in data) + ">"
-    return "".join(VISIBLE.get(char) or (char if char.isprintable() else f"\\u{ord(char):04x}") for char in text)
+    """Bytes as visible text: blanks drawn, control characters escaped, bytes of half a character as `<E2 82>`."""
+    # Surrogates stand for the bytes that belong to no whole character.
+    text = data.decode("utf-8", errors="surrogateescape")
+    pieces = []
+    for is_stray, run in groupby(text, key=lambda char: "\udc80" <= char <= "\udcff"):
+        if is_stray:
+            pieces.append("<" + " ".join(f"{ord(char) - 0xDC00:02X}" for char in run) + ">")
+        else:
+            pieces += [VISIBLE.get(char) or (char if char.isprintable() else f"\\u{ord(char):04x}") for char in run]
+    return "".join(pieces)
 
 
 def pair_chunks(

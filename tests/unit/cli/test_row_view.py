@@ -72,6 +72,7 @@ def test_every_token_is_shown_once_whatever_the_ids() -> None:
         (b" the", "·the"),
         (b"a\n\t", "a↵⇥"),
         (b"\xe2\x82", "<E2 82>"),
+        (b" \xd7\x94\xd7", "·ה<D7>"),
         ("é\u2028".encode(), "é\\u2028"),
         (b"\x00\x1b[31m", "\\u0000\\u001b[31m"),
         (b"", ""),

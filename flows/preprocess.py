@@ -1,0 +1,129 @@
+"""The flow `preprocess`: raw text or chats in, aligned Parquet shards out.
+
+    python -m flows.preprocess --config my.yaml       with nothing set up: a private Prefect server for this run alone
+    prefect deployment run preprocess                 where `infra/up` is serving
+
+plan -> parts, mapped over threads that hand the work to one pool of processes -> report -> publish. What is finished is known by
+its own digests (`xtok.shards.records`), never by Prefect's cache, so nothing here persists or caches a result.
+"""
+
+from __future__ import annotations
+
+from flows.environment import SET_BY_USER  # before Prefect is imported anywhere
+
+# isort: split
+import argparse
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+from prefect import flow, get_run_logger, task, unmapped
+from prefect.cache_policies import NO_CACHE
+from prefect.context import refresh_global_settings_context
+from prefect.futures import as_completed
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.artifacts import ProgressBar, publish_report
+from flows.lifetime import end_with_serving_process
+from flows.server import private_server
+from schemas.config import PreprocessConfig
+from schemas.manifest import Manifest, PartEntry
+from xtok.cli.config_file import load_config
+from xtok.cli.report import report_markdown
+from xtok.cli.run_record import write_report
+from xtok.errors import ConfigError, XtokError
+from xtok.shards.part import run_part
+from xtok.shards.pipeline import absolute_config, plan_dataset
+from xtok.shards.plan import RunPlan
+from xtok.shards.pool import WorkerPool
+from xtok.shards.publish import build_manifest, figures_table, publish
+from xtok.shards.records import PartJob, part_jobs
+
+__all__ = ["main", "preprocess"]
+
+# Threads only wait for the pool's processes, which bound what really runs; the rest of the parts waits in their queue.
+NUM_THREADS = 2 * (os.cpu_count() or 1) + 2
+
+
+@task(name="plan", persist_result=False, cache_policy=NO_CACHE)
+def plan_task(config: PreprocessConfig, pool: WorkerPool) -> RunPlan:
+    """Digest the sources, balance the parts, check the tokenizers, and freeze the plan in the output."""
+    return plan_dataset(config, pool)
+
+
+@task(name="part", task_run_name="part-{job.part.index:05d}", persist_result=False, cache_policy=NO_CACHE)
+def part_task(job: PartJob, pool: WorkerPool) -> PartEntry:
+    """Build one part in a worker process, or find it done."""
+    return pool.run(run_part, job, job.label)
+
+
+@task(name="publish", persist_result=False, cache_policy=NO_CACHE)
+def publish_task(run: RunPlan, entries: list[PartEntry], config: PreprocessConfig) -> Manifest:
+    """Hold the figures against the limits and write the manifest."""
+    return publish(run, entries, config)
+
+
+@flow(name="preprocess", task_runner=ThreadPoolTaskRunner(max_workers=NUM_THREADS), persist_result=False)
+def preprocess(config: str | dict[str, Any] | None = None) -> Manifest:
+    """Raw text or chats in, aligned Parquet shards out.
+
+    config: path of a YAML file (relative: to the directory of `infra/up`, or the current one), the same as an object, or
+    nothing for the example on bundled data.
+    """
+    end_with_serving_process()
+    began = time.monotonic()
+    logger = get_run_logger()
+    checked = absolute_config(load_config(config))
+    if checked.engine != "local":
+        raise ConfigError(f"engine: {checked.engine!r} is not available yet; leave it out to use the processes of this machine")
+    with WorkerPool(checked.workers) as pool:
+        run = plan_task(checked, pool)
+        jobs = part_jobs(run, checked)
+        logger.info("%d rows in %d parts, on %d workers, into %s", run.plan.num_rows, len(jobs), pool.workers, checked.output)
+        progress = ProgressBar(len(jobs))
+        entries: list[PartEntry] = []
+        for future in as_completed(part_task.map(jobs, unmapped(pool))):
+            entries.append(future.result())
+            progress.update(len(entries))
+    # Reported before it is published: where publication is refused, the figures are what one needs.
+    manifest = build_manifest(run.plan, entries)
+    report = report_markdown(manifest, output=checked.output, seconds=time.monotonic() - began)
+    write_report(checked.output, report)
+    publish_report(manifest, report)
+    publish_task(run, entries, checked)
+    logger.info("published %d rows in %s", manifest.num_rows, checked.output)
+    return manifest
+
+
+def main() -> int:
+    """Run the flow once, with a server of its own unless PREFECT_API_URL names one."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.preprocess",
+        description="Build and publish an aligned dataset as a Prefect flow. Without PREFECT_API_URL it brings its own server.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="YAML configuration (default: the example on bundled data)")
+    options = parser.parse_args()
+    try:
+        output = load_config(options.config).output  # a mistake is told at once, not after a server has started
+        if "PREFECT_LOGGING_LEVEL" not in SET_BY_USER:
+            # What goes wrong is told below, once. Prefect has read its settings already, so its logger is told too.
+            os.environ["PREFECT_LOGGING_LEVEL"] = "CRITICAL"
+            logging.getLogger("prefect").setLevel(logging.CRITICAL)
+        if not os.environ.get("PREFECT_API_URL"):
+            os.environ.update(private_server().environment())
+        refresh_global_settings_context()
+        manifest = preprocess(options.config)
+    except XtokError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command continues where it stopped", file=sys.stderr)
+        return 130
+    print(f"published {output}\n{figures_table(manifest)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
