@@ -5,7 +5,7 @@ Shape legend: R = rows, D = documents, Ns, Nt = tokens of all rows together, C =
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -45,38 +45,38 @@ def align_rows(
     teacher: LoadedSide,
     student_tokens: FlatTokens,
     teacher_tokens: FlatTokens,
-    text_of: Callable[[int], str],
+    texts: Sequence[str],
+    text_rows: IntArray,
     *,
     with_specials: bool,
 ) -> FlatAlignment:
     """Alignment of R rows.
 
-    with_specials: the ids hold each side's added specials. text_of: the whole text of a row, asked for where the bytes do not
-    verify. Raises BackendDiffers when the reference gives other ids for such a row than those at hand.
+    texts, text_rows: int64 [R], row r is of texts[text_rows[r]], whose characters count where the bytes do not verify.
+    with_specials: the ids hold each side's added specials. Raises BackendDiffers when the reference gives other ids for such a
+    row than those at hand.
     """
 
     def spans(rows: IntArray) -> SpanLookup:
-        texts = [text_of(int(row)) for row in rows]
         sides = ((student, student_tokens), (teacher, teacher_tokens))
-        return SpanLookup(*(_spans_of(side, tokens, rows, texts, with_specials) for side, tokens in sides))
+        return SpanLookup(*(_spans_of(side, tokens, rows, texts, text_rows, with_specials) for side, tokens in sides))
 
     return align_flat(student.adapter, teacher.adapter, student_tokens, teacher_tokens, spans=spans)
 
 
 def _spans_of(
-    side: LoadedSide, tokens: FlatTokens, rows: IntArray, texts: list[str], with_specials: bool
+    side: LoadedSide, tokens: FlatTokens, rows: IntArray, texts: Sequence[str], text_rows: IntArray, with_specials: bool
 ) -> npt.NDArray[np.int32]:
-    """int32 [M, 2], character spans of all tokens of `rows`; (0, 0) for added specials, a truncated row's tail left out."""
-    reference, spans = side.adapter.encode_with_spans(texts)
+    """int32 [M, 2], character spans of all tokens of `rows`, one after the other; (0, 0) for added specials."""
     num_prefix, num_suffix = (len(side.prefix), len(side.suffix)) if with_specials else (0, 0)
-    found = []
-    for place, row in enumerate(rows):
-        content = tokens.row(int(row))[num_prefix : int(tokens.lengths[row]) - num_suffix]
-        start = int(reference.offsets[place])
-        if not np.array_equal(content, reference.row(place)[: len(content)]):
-            raise BackendDiffers(side.index, f"{side.name}: the fast backend gave other ids than the reference for a text aligned by offsets")
-        around = np.zeros((num_prefix, 2), dtype=np.int32), np.zeros((num_suffix, 2), dtype=np.int32)
-        found.append(np.concatenate([around[0], spans[start : start + len(content)], around[1]]))
+    before, after = np.zeros((num_prefix, 2), dtype=np.int32), np.zeros((num_suffix, 2), dtype=np.int32)
+    found: list[npt.NDArray[np.int32]] = []
+    for row in rows.tolist():
+        content = tokens.row(row)[num_prefix : int(tokens.lengths[row]) - num_suffix]
+        spans = side.spans.spans(int(text_rows[row]), texts[text_rows[row]], content)
+        if spans is None:
+            raise BackendDiffers(side.index, f"{side.name}: the fast backend gave other ids for a text aligned by offsets")
+        found.extend((before, spans, after))
     return np.concatenate(found)
 
 
@@ -114,7 +114,7 @@ def slice_alignment(
 ) -> FlatAlignment:
     """Alignment of windows, cut out of that of whole documents, with each side's specials put around every window.
 
-    documents: content only. offsets: (student, teacher) int64 [D + 1], their tokens. owner: int64 [W], the document of each window.
+    documents: content only. offsets: (student, teacher) int64 [D + 1], their tokens. owner: int64 [W], each window's document.
     bounds: (student, teacher) int64 [W, 2], half-open places in the document's own tokens. specials: the alignment of one
     document that holds nothing but both sides' specials; num_prefix: how many of them, on each side, come before the text.
     """

@@ -22,7 +22,9 @@ _IDS = TEACHER_SCHEMA.field("input_ids").type
 _FLAGS = TEACHER_SCHEMA.field("token_mask").type
 
 
-def list_column(values: npt.NDArray[np.generic], offsets: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+def list_column(
+    values: npt.NDArray[np.generic], offsets: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_] | None = None
+) -> pa.Array:
     """A list<int32> or list<bool> column. values [N], offsets int64 [R + 1], valid bool [R] (None: no row is null)."""
     kind = _FLAGS if values.dtype == np.bool_ else _IDS
     mask = None if valid is None or bool(valid.all()) else pa.array(~valid)

@@ -182,7 +182,8 @@ def _parquet_rows(source: SourceAt, segment: Segment, fields: RowFields) -> Iter
 
 def _row_groups(metadata: pq.FileMetaData, segment: Segment) -> tuple[int, list[int]]:
     """Rows before the first row group that the segment touches, and the row groups that it touches."""
-    groups, first, position = [], 0, 0
+    groups: list[int] = []
+    first = position = 0
     for group in range(metadata.num_row_groups):
         num_rows = metadata.row_group(group).num_rows
         if position < segment.end and position + num_rows > segment.start:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,7 @@ def _pieces_with_content(block: bytes, data: npt.NDArray[np.uint8], newlines: np
     first = data[np.minimum(starts, len(data) - 1)]
     for piece in np.flatnonzero(has_content & _IS_BLANK[first]):
         has_content[piece] = not block[starts[piece] : ends[piece]].isspace()
-    return cast(npt.NDArray[np.bool_], has_content)
+    return has_content
 
 
 def _scan_parquet(source: SourceFile, spacing_bytes: int) -> SourceScan:

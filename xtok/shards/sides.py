@@ -12,6 +12,7 @@ from schemas.plan import PlannedSide
 from schemas.tables import reject_side
 from xtok import storage
 from xtok.errors import ConfigError, FingerprintMismatchError, TokenizerError
+from xtok.shards.spans import SpanFinder
 from xtok.tokenizers import FastokensBackend, FlatTokens, ProvenEncoder, TokenizerAdapter, load_tokenizer, prove_backend
 
 __all__ = ["BackendDiffers", "LoadedSide", "SideJob", "describe_side", "load_side", "same_side"]
@@ -145,12 +146,14 @@ class LoadedSide:
         self.name = planned.name
         _check_side(reject_side(index), self.adapter, planned)
         self.encoder = _planned_encoder(self.adapter, planned, proof_every, reference=reference)
+        self.spans = SpanFinder(self.adapter)
         self.prefix = np.array(planned.prefix_ids, dtype=np.int32)
         self.suffix = np.array(planned.suffix_ids, dtype=np.int32)
         self.capacity = planned.context_length - len(self.prefix) - len(self.suffix)
 
     def encode(self, texts: list[str]) -> FlatTokens:
-        """Content ids. Raises BackendDiffers."""
+        """Content ids of a new block of texts. Raises BackendDiffers."""
+        self.spans.new_block()
         tokens = self.encoder.encode_flat(texts)
         if self.encoder.fell_back:
             raise BackendDiffers(self.index, str(self.encoder.difference))

@@ -111,7 +111,13 @@ class TextBody:
         return keep, [rejects[row] for row in sorted(rejects)]
 
     def _add_teacher(
-        self, tables: BlockTables, side: LoadedSide, block: RowBlock, rows: IntArray, student_tokens: FlatTokens, content: FlatTokens
+        self,
+        tables: BlockTables,
+        side: LoadedSide,
+        block: RowBlock,
+        rows: IntArray,
+        student_tokens: FlatTokens,
+        content: FlatTokens,
     ) -> None:
         lengths = content.lengths
         valid = lengths > 0
@@ -124,11 +130,8 @@ class TextBody:
         kept, was_cut = truncate(rows_of(content, kept_rows, valid), side.capacity)
         tokens = side.wrapped(kept)
         student_side = rows_of(student_tokens, kept_rows, valid)
-
-        def text_of(row: int) -> str:
-            return block.text[rows[kept_rows[row]]]
-
-        alignment = align_rows(self._student, side, student_side, tokens, text_of, with_specials=True)
+        text_rows = rows[kept_rows]
+        alignment = align_rows(self._student, side, student_side, tokens, block.text, text_rows, with_specials=True)
         aligned = self._aligned(tokens, alignment, student_side)
         found = [rejects[row] for row in sorted(rejects)]
         counts = aligned_counts(aligned, student_side).model_copy(
@@ -159,7 +162,7 @@ class TextBody:
         rows = np.flatnonzero(has_tokens)
         documents = [rows_of(tokens, rows, has_tokens) for tokens in contents]
         alignments = [
-            align_rows(self._student, side, documents[0], tokens, lambda row: block.text[rows[row]], with_specials=False)
+            align_rows(self._student, side, documents[0], tokens, block.text, rows, with_specials=False)
             for side, tokens in zip(sides[1:], documents[1:], strict=True)
         ]
         cuts = shared_cuts(alignments, documents[0].offsets, [tokens.offsets for tokens in documents[1:]])
@@ -205,6 +208,4 @@ class TextBody:
     def _specials_alignment(self, side: LoadedSide) -> FlatAlignment:
         """The alignment of nothing but both sides' added specials."""
         nothing = FlatTokens(np.empty(0, dtype=np.int32), np.zeros(2, dtype=np.int64))
-        return align_flat(
-            self._student.adapter, side.adapter, self._student.wrapped(nothing), side.wrapped(nothing)
-        )
+        return align_flat(self._student.adapter, side.adapter, self._student.wrapped(nothing), side.wrapped(nothing))

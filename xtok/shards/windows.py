@@ -1,8 +1,8 @@
 """Texts longer than a context: cut each side, refuse, or slice all sides at the same places.
 
 `truncate` cuts a side's content to what its context leaves beside the added specials, as Hugging Face does. `reject` refuses the
-row for each side that it is too long for. `split` slices the document's ids into windows that end at a cut which all sides share and all
-contexts hold, taking the furthest such cut each time: no byte is lost or seen twice.
+row for each side that it is too long for. `split` slices the document's ids into windows that end at a cut which all sides share
+and all contexts hold, taking the furthest such cut each time: no byte is lost or seen twice.
 
 Shape legend: D = documents, W = windows, M = shared cuts of all documents.
 """
@@ -28,8 +28,8 @@ IntArray = npt.NDArray[np.int64]
 class Windows:
     """W windows of D documents, in order.
 
-    document, number: int64 [W]; number counts from 0 in each document. bounds: one int64 [W, 2] a side (student first), half-open token
-    places in the document's own content ids. refused: documents (indices) with a run that has no legal cut.
+    document, number: int64 [W]; number counts from 0 in each document. bounds: one int64 [W, 2] a side (student first), half-open
+    token places in the document's own content ids. refused: documents (indices) with a run that has no legal cut.
     """
 
     document: IntArray
@@ -96,8 +96,9 @@ def _greedy(places: IntArray, limits: IntArray) -> IntArray | None:
     while chosen[-1] < len(places) - 1:
         start = chosen[-1]
         # Places ascend on every side, so the furthest cut within all limits is the smallest over the sides.
-        reach = min(int(np.searchsorted(places[:, side], places[start, side] + limits[side], side="right")) for side in range(len(limits)))
-        if reach - 1 <= start:
+        furthest = places[start] + limits
+        within = [int(np.searchsorted(column, most, side="right")) for column, most in zip(places.T, furthest, strict=True)]
+        if min(within) - 1 <= start:
             return None
-        chosen.append(reach - 1)
+        chosen.append(min(within) - 1)
     return np.array(chosen, dtype=np.int64)

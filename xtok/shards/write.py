@@ -1,7 +1,7 @@
 """Writing one table of a part: full row groups as rows arrive, then a check of what is on disk before it gets its name.
 
-Encodings were chosen by measuring on 417 real documents (bytes per value, zstd 3): ids 1.40 plain against 1.81 with a dictionary and
-2.21 delta-packed; chunk ids 0.2 to 0.3 delta-packed; masks 0.01 run-length. Memory is bounded by one row group and one block.
+Encodings were chosen by measuring on 417 real documents (bytes per value, zstd 3): ids 1.40 plain against 1.81 with a dictionary
+and 2.21 delta-packed; chunk ids 0.2 to 0.3 delta-packed; masks 0.01 run-length. Memory is bounded by a row group and a block.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def check_file(temporary: Path, path: str, num_rows: int) -> FileEntry:
     try:
         metadata = pq.read_metadata(str(temporary))
     except (pa.ArrowException, OSError) as error:
-        raise StorageError(f"{path} cannot be read back after writing: {error}; the disk or its file system is at fault") from error
+        raise StorageError(f"{path} cannot be read back after writing: {error}; the disk is at fault") from error
     groups = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
     if metadata.num_rows != num_rows:
         raise StorageError(f"{path} holds {metadata.num_rows} rows after writing {num_rows}; the disk is at fault")
