@@ -7,13 +7,30 @@ M teacher rows, B_ bins.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from xtok.losses.agreement import agree_across_ranks
+from xtok.losses.tiles import compute_dtype
+
 _MAX_DIMS = 4
+_TENSORS = (
+    "student_hidden",
+    "output_weight",
+    "teacher_logits",
+    "teacher_hidden",
+    "target_ids",
+    "mask",
+    "teacher_rows",
+    "bias_features",
+    "bias_weight",
+    "confidence_logits",
+    "bin_ids",
+    "weights",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +39,8 @@ class DSparkInputs:
 
     student_hidden: Tensor
     output_weight: Tensor
-    teacher_logits: Tensor
+    teacher_logits: Tensor | None
+    teacher_hidden: Tensor | None
     target_ids: Tensor
     mask: Tensor
     teacher_rows: Tensor | None
@@ -35,6 +53,14 @@ class DSparkInputs:
     logit_softcap: float | None
 
     @property
+    def teacher(self) -> Tensor:
+        """The one of `teacher_logits` and `teacher_hidden` that was given."""
+        given = [tensor for tensor in (self.teacher_logits, self.teacher_hidden) if tensor is not None]
+        if len(given) != 1:
+            raise ValueError(f"pass exactly one of teacher_logits and teacher_hidden, got {len(given)}")
+        return given[0]
+
+    @property
     def leading(self) -> tuple[int, ...]:
         return tuple(self.student_hidden.shape[:-1])
 
@@ -44,6 +70,7 @@ class CheckedInputs:
     """Defaults filled in and rows flattened: T rows, of which `active` are supervised."""
 
     num_rows: int
+    teacher: Tensor  # [M, Vl] logits or [M, H] hidden states
     active: Tensor  # int64 [T'] rows whose mask is not 0
     row_weights: Tensor  # [T] mask in the accumulation dtype
     teacher_rows: Tensor  # int64 [T]
@@ -53,51 +80,75 @@ class CheckedInputs:
 
 
 def check_inputs(inputs: DSparkInputs, tp_group: dist.ProcessGroup | None) -> CheckedInputs:
-    """Validate, agree over `tp_group`, and fill in defaults. Raises as the loss documents."""
-    _check_local(inputs)
-    vocab_start, vocab_size = _vocabulary_place(inputs, tp_group)
-    flat_mask = inputs.mask.detach().reshape(-1)
-    active = flat_mask.nonzero().squeeze(1)
-    num_rows = flat_mask.numel()
-    accumulate = torch.float64 if inputs.student_hidden.dtype == torch.float64 else torch.float32
-    checked = CheckedInputs(
-        num_rows=num_rows,
-        active=active,
-        row_weights=flat_mask.to(accumulate),
-        teacher_rows=_flat(inputs.teacher_rows, torch.arange(num_rows, device=active.device)),
-        bin_ids=_flat(inputs.bin_ids, torch.zeros(num_rows, dtype=torch.int64, device=active.device)),
-        weights=torch.ones(1, device=active.device) if inputs.weights is None else inputs.weights.detach(),
-        vocab_start=vocab_start,
+    """Validate, agree over `tp_group`, and fill in defaults. Raises as the loss documents, on all ranks alike."""
+    needs_gradient = ("student_hidden", "bias_features", "bias_weight")
+    wants = {f"{name}.requires_grad": _wants_gradient(getattr(inputs, name)) for name in needs_gradient}
+    checked = agree_across_ranks(
+        tp_group=tp_group,
+        validate=lambda: _check_local(inputs),
+        tensors={name: getattr(inputs, name) for name in _TENSORS},
+        scalars={"token_chunk_size": inputs.token_chunk_size, "logit_softcap": inputs.logit_softcap, **wants},
+        exact_values=("target_ids", "mask", "teacher_rows", "bin_ids", "weights"),
+        vocabulary_axes={"output_weight": 0, "teacher_logits": -1, "bias_weight": 0},
     )
-    num_teacher_rows = inputs.teacher_logits.shape[:-1].numel()
-    _check_range("target_ids", inputs.target_ids.reshape(-1)[active], vocab_size)
-    _check_range("teacher_rows", checked.teacher_rows[active], num_teacher_rows)
-    _check_range("bin_ids", checked.bin_ids[active], len(checked.weights))
-    return checked
+    vocab_start, vocab_size = vocabulary_place(inputs.output_weight.shape[0], tp_group, inputs.student_hidden.device)
+    # The whole vocabulary is known on every rank only now, and every rank holds the same ids: all raise or none.
+    _check_range("target_ids", inputs.target_ids.reshape(-1)[checked.active], vocab_size, IndexError)
+    return replace(checked, vocab_start=vocab_start)
+
+
+def _wants_gradient(tensor: object) -> bool:
+    return torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad
 
 
 def _flat(tensor: Tensor | None, default: Tensor) -> Tensor:
     return default if tensor is None else tensor.reshape(-1)
 
 
-def _check_local(inputs: DSparkInputs) -> None:
-    hidden, head, teacher = inputs.student_hidden, inputs.output_weight, inputs.teacher_logits
+def _check_local(inputs: DSparkInputs) -> CheckedInputs:
+    """Rank-local validation and defaults; the place in the vocabulary is filled in later."""
+    _check_head_and_teacher(inputs)
+    _check_rows(inputs)
+    _check_bias(inputs)
+    _check_dtypes(inputs)
+    _check_settings(inputs)
+    teacher = inputs.teacher.detach()
+    teacher = teacher.reshape(-1, teacher.shape[-1])
+    flat_mask = inputs.mask.detach().reshape(-1)
+    active, num_rows = flat_mask.nonzero().squeeze(1), flat_mask.numel()
+    checked = CheckedInputs(
+        num_rows=num_rows,
+        teacher=teacher,
+        active=active,
+        row_weights=flat_mask.to(compute_dtype(inputs.student_hidden.dtype)),
+        teacher_rows=_flat(inputs.teacher_rows, torch.arange(num_rows, device=active.device)),
+        bin_ids=_flat(inputs.bin_ids, torch.zeros(num_rows, dtype=torch.int64, device=active.device)),
+        weights=torch.ones(1, device=active.device) if inputs.weights is None else inputs.weights.detach(),
+        vocab_start=0,
+    )
+    _check_range("teacher_rows", checked.teacher_rows[active], len(teacher), IndexError)
+    _check_range("bin_ids", checked.bin_ids[active], len(checked.weights), ValueError)
+    return checked
+
+
+def _check_head_and_teacher(inputs: DSparkInputs) -> None:
+    hidden, head, teacher = inputs.student_hidden, inputs.output_weight, inputs.teacher
     if not 2 <= hidden.ndim <= _MAX_DIMS or hidden.shape[-1] == 0:
         raise ValueError(f"student_hidden must be [..., H] of 2 to {_MAX_DIMS} dims with H >= 1, got {tuple(hidden.shape)}")
     if head.ndim != 2 or head.numel() == 0:
         raise ValueError(f"output_weight must be a non-empty [Vl, H], got {tuple(head.shape)}")
     if head.shape[1] != hidden.shape[-1]:
         raise ValueError(f"student_hidden has H={hidden.shape[-1]}, output_weight has H={head.shape[1]}")
-    if teacher.ndim < 2 or teacher.shape[-1] != head.shape[0]:
-        raise ValueError(f"teacher_logits must end in Vl={head.shape[0]} columns, got {tuple(teacher.shape)}")
+    name, width = ("teacher_logits", head.shape[0]) if inputs.teacher_hidden is None else ("teacher_hidden", head.shape[1])
+    if teacher.ndim < 2 or teacher.shape[-1] != width:
+        raise ValueError(f"{name} must end in {width} columns, got {tuple(teacher.shape)}")
     if inputs.teacher_rows is None and tuple(teacher.shape[:-1]) != inputs.leading:
         raise ValueError(
-            f"teacher_logits must be {(*inputs.leading, head.shape[0])}, got {tuple(teacher.shape)}; "
-            "rows in another order need teacher_rows"
+            f"{name} must be {(*inputs.leading, width)}, got {tuple(teacher.shape)}; rows in another order need teacher_rows"
         )
-    _check_rows(inputs)
-    _check_bias(inputs)
-    _check_dtypes(inputs)
+
+
+def _check_settings(inputs: DSparkInputs) -> None:
     if inputs.token_chunk_size < 1:
         raise ValueError(f"token_chunk_size must be at least 1, got {inputs.token_chunk_size}")
     cap = inputs.logit_softcap
@@ -120,9 +171,8 @@ def _check_rows(inputs: DSparkInputs) -> None:
     for name, tensor in named:
         if tensor is not None and tuple(tensor.shape) != inputs.leading:
             raise ValueError(f"{name} must be {inputs.leading}, got {tuple(tensor.shape)}")
-    everything = (*named, ("output_weight", inputs.output_weight), ("teacher_logits", inputs.teacher_logits))
-    everything += (("bias_features", inputs.bias_features), ("bias_weight", inputs.bias_weight), ("weights", inputs.weights))
-    for name, tensor in everything:
+    for name in _TENSORS:
+        tensor = getattr(inputs, name)
         if tensor is not None and tensor.device != inputs.student_hidden.device:
             raise ValueError(f"{name} is on {tensor.device}, student_hidden on {inputs.student_hidden.device}")
 
@@ -142,33 +192,33 @@ def _check_bias(inputs: DSparkInputs) -> None:
 
 def _check_dtypes(inputs: DSparkInputs) -> None:
     hidden = inputs.student_hidden
-    for name, floating in (("student_hidden", hidden), ("teacher_logits", inputs.teacher_logits)):
+    for name, floating in (("student_hidden", hidden), ("teacher", inputs.teacher)):
         if not floating.is_floating_point():
             raise TypeError(f"{name} must be floating point, got {floating.dtype}")
     if inputs.output_weight.dtype != hidden.dtype:
         raise ValueError(f"output_weight is {inputs.output_weight.dtype}, student_hidden {hidden.dtype}: they must be equal")
-    for name, bias in (("bias_features", inputs.bias_features), ("bias_weight", inputs.bias_weight)):
-        if bias is not None and bias.dtype != hidden.dtype:
-            raise ValueError(f"{name} is {bias.dtype}, student_hidden {hidden.dtype}: they must be equal")
+    same = ("bias_features", inputs.bias_features), ("bias_weight", inputs.bias_weight), ("teacher_hidden", inputs.teacher_hidden)
+    for name, tensor in same:
+        if tensor is not None and tensor.dtype != hidden.dtype:
+            raise ValueError(f"{name} is {tensor.dtype}, student_hidden {hidden.dtype}: they must be equal")
     ids = (("target_ids", inputs.target_ids), ("teacher_rows", inputs.teacher_rows), ("bin_ids", inputs.bin_ids))
     for name, tensor in ids:
         if tensor is not None and tensor.dtype != torch.int64:
             raise TypeError(f"{name} must be int64, got {tensor.dtype}")
 
 
-def _vocabulary_place(inputs: DSparkInputs, tp_group: dist.ProcessGroup | None) -> tuple[int, int]:
+def vocabulary_place(width: int, tp_group: dist.ProcessGroup | None, device: torch.device) -> tuple[int, int]:
     """(first vocabulary id of this rank, size of the whole vocabulary), from the shard widths in rank order."""
-    width = inputs.output_weight.shape[0]
     if tp_group is None:
         return 0, width
-    widths = torch.zeros(dist.get_world_size(tp_group), dtype=torch.int64, device=inputs.student_hidden.device)
+    widths = torch.zeros(dist.get_world_size(tp_group), dtype=torch.int64, device=device)
     rank = dist.get_rank(tp_group)
     widths[rank] = width
     dist.all_reduce(widths, group=tp_group)
     return int(widths[:rank].sum()), int(widths.sum())
 
 
-def _check_range(name: str, values: Tensor, size: int) -> None:
-    if values.numel() and (int(values.min()) < 0 or int(values.max()) >= size):
-        worst = int(values.min()) if int(values.min()) < 0 else int(values.max())
-        raise IndexError(f"{name} holds {worst} at a supervised row; legal are 0..{size - 1}")
+def _check_range(name: str, values: Tensor, size: int, error: type[Exception]) -> None:
+    outside = values[(values < 0) | (values >= size)]
+    if outside.numel():
+        raise error(f"{name} holds {int(outside[0])} in a supervised row ({outside.numel()} rows outside), must be in [0, {size})")

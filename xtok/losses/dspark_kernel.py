@@ -34,7 +34,8 @@ class DSparkProblem:
     """Inputs that carry no gradient, and how to walk them."""
 
     head: Tensor  # [Vl, H]
-    teacher: Tensor  # [M, Vl]
+    teacher: Tensor  # [M, Vl] logits, or [M, H] final hidden states that `head` projects tile by tile
+    teacher_is_hidden: bool
     teacher_rows: Tensor  # int64 [T]
     target_ids: Tensor  # int64 [T], ids of the whole vocabulary
     row_weights: Tensor  # [T] mask values, accumulation dtype
@@ -48,6 +49,14 @@ class DSparkProblem:
     def tiles(self) -> Iterator[slice]:
         for start in range(0, len(self.target_ids), self.token_chunk_size):
             yield slice(start, min(start + self.token_chunk_size, len(self.target_ids)))
+
+    def teacher_logits(self, tile: slice) -> Tensor:
+        """A fresh [t, Vl] in the accumulation dtype."""
+        rows = self.teacher[self.teacher_rows[tile]]
+        if not self.teacher_is_hidden:
+            return rows.to(self.row_weights.dtype)
+        logits = project(rows, self.head)
+        return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def local_targets(self, tile: slice) -> tuple[Tensor, Tensor]:
         """(column of each row's target on this rank, clamped; whether this rank owns it)."""
@@ -78,6 +87,10 @@ def back_project(gradient: Tensor, weight: Tensor, out: Tensor) -> None:
     """out [t, H] += gradient [t, V] (accumulation dtype) · weight [V, H]."""
     if weight.dtype == gradient.dtype:
         out.addmm_(gradient, weight)
+        return
+    if weight.is_cuda and weight.dtype == torch.bfloat16:
+        # Tensor cores: the gradient's terms are rounded independently, their sum is not.
+        out.add_(torch.mm(gradient.to(weight.dtype), weight, out_dtype=torch.float32))
         return
     for start in range(0, weight.shape[0], _VOCAB_BLOCK):
         out.addmm_(gradient[:, start : start + _VOCAB_BLOCK], weight[start : start + _VOCAB_BLOCK].to(gradient.dtype))
@@ -168,7 +181,7 @@ class DSparkSums(torch.autograd.Function):
             student = kept if kept is not None else _student_logits(problem, hidden[tile], _cut(features, tile), feature_weight)
             if len(tiles) == 1:
                 kept = student
-            return student[0], problem.teacher[problem.teacher_rows[tile]].to(dtype)
+            return student[0], problem.teacher_logits(tile)
 
         rows = hidden.new_zeros(num_rows, _Column.COUNT, dtype=dtype)
         tokens = torch.zeros(num_rows, 2, dtype=torch.int64, device=hidden.device)
@@ -212,7 +225,7 @@ class DSparkSums(torch.autograd.Function):
             student, slope = ctx.kept or (None, None)
             if student is None:
                 student, slope = _student_logits(problem, hidden[tile], _cut(features, tile), feature_weight)
-            teacher = problem.teacher[problem.teacher_rows[tile]].to(rows.dtype)
+            teacher = problem.teacher_logits(tile)
             probabilities, gradient = _both_probabilities(rows[tile], student, teacher)
             torch.sub(probabilities, gradient, out=gradient).sign_()
             gradient.sub_(rows[tile, _Column.GRADIENT_MEAN].unsqueeze(1))

@@ -1,0 +1,201 @@
+"""Configuration of draft models, validated before anything is built.
+
+A draft shares the target's hidden size and vocabulary; its body is Qwen3-shaped whatever the target is, because serving engines
+build that one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from xtok.draft.blocks import validate_target_layer_ids
+
+Layout = Literal["at_position", "next_token"]
+MarkovHeadType = Literal["vanilla", "gated", "rnn"]
+
+_DFLASH_SLOT_DECAY = {16: 7.0, 10: 5.0, 8: 4.0}
+"""Published decay constants by block size; other sizes use the ratio of the nearest."""
+
+
+def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> tuple[int, ...]:
+    """Evenly spaced target layers, one per draft layer where the target has room; never its last layer.
+
+    36 target layers and 5 draft layers give 1, 9, 17, 25, 33; one draft layer takes the middle.
+    """
+    last = max(num_target_layers - 2, 0)
+    if num_draft_layers == 1:
+        return (min(num_target_layers // 2, last),)
+    spaced = (round(1 + j * (num_target_layers - 4) / (num_draft_layers - 1)) for j in range(num_draft_layers))
+    return tuple(sorted({min(max(i, 0), last) for i in spaced}))
+
+
+class DraftConfig(BaseModel):
+    """Dimensions and wiring that every draft has; units are tokens, layers and channels."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layout: ClassVar[Layout]
+    """at_position: slot k predicts the token at anchor + k (slot 0 is given). next_token: slot k predicts anchor + k + 1."""
+
+    hidden_size: int = Field(ge=1)
+    intermediate_size: int = Field(ge=1)
+    num_draft_layers: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=2)
+    vocab_size: int = Field(ge=1)
+    num_target_layers: int = Field(ge=1)
+    target_layer_ids: tuple[int, ...]
+    mask_token_id: int = Field(ge=0)
+    block_size: int
+    rms_norm_eps: float = Field(default=1e-6, gt=0)
+    rope_theta: float = Field(default=1e6, gt=0)
+    rope_scaling: dict[str, Any] | None = None
+    max_position_embeddings: int = Field(default=32768, ge=1)
+    init_std: float = Field(default=0.02, gt=0)
+    slot_decay: float | None = Field(default=None, gt=0)
+    """Constant g of the slot weights exp(-k / g), k = 0 for the first drafted slot; None takes the published value."""
+
+    @field_validator("block_size")
+    @classmethod
+    def _at_least_two_slots(cls, block_size: int) -> int:
+        if block_size < 2:
+            raise ValueError(f"block_size must be at least 2, got {block_size}: a block of one slot drafts nothing")
+        return block_size
+
+    @field_validator("target_layer_ids", mode="before")
+    @classmethod
+    def _as_tuple(cls, ids: Any) -> Any:
+        return tuple(ids) if isinstance(ids, Sequence) else ids
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        validate_target_layer_ids(self.target_layer_ids, self.num_target_layers)
+        if self.mask_token_id >= self.vocab_size:
+            raise ValueError(f"mask_token_id {self.mask_token_id} is beyond the target's {self.vocab_size} embedding rows")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(f"{self.num_attention_heads} attention heads are no multiple of {self.num_key_value_heads} key heads")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} must be even for rotary positions")
+        if self.slot_decay is not None and not math.isfinite(self.slot_decay):
+            raise ValueError(f"slot_decay must be finite, got {self.slot_decay}")
+        return self
+
+    @property
+    def first_supervised_slot(self) -> int:
+        """1 where slot 0 is the given anchor token, else 0."""
+        return 1 if self.layout == "at_position" else 0
+
+    @property
+    def label_offset(self) -> int:
+        """Slot k predicts the token at anchor + k + label_offset."""
+        return 0 if self.layout == "at_position" else 1
+
+    @property
+    def num_draft_slots(self) -> int:
+        """Tokens drafted by a block: K - 1 at-position, K next-token."""
+        return self.block_size - self.first_supervised_slot
+
+    @property
+    def effective_slot_decay(self) -> float:
+        """`slot_decay`, or the published constant."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_target(
+        cls,
+        target_config: Any,
+        *,
+        mask_token_id: int,
+        num_draft_layers: int = 5,
+        block_size: int | None = None,
+        target_layer_ids: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> Self:
+        """A draft for a Hugging Face decoder-only target: its width and vocabulary, the body's own layer count.
+
+        Nothing but dimensions and rope_theta is copied: the target's layer types, tied embeddings, partial or scaled rotary
+        positions belong to the target.
+
+        Args:
+            target_config: the target's `PreTrainedConfig` (its text part for multimodal ones).
+            mask_token_id: a reserved id below the embedding rows that is neither padding nor end of text.
+            num_draft_layers: D.
+            block_size: K; default the published size (16 DFlash, 7 DSpark).
+            target_layer_ids: layers to take features from; default `default_target_layer_ids`.
+            settings: any other field, over what the target gives.
+
+        Raises:
+            ValueError: a field that is out of range or does not fit the target.
+        """
+        text = target_config.get_text_config() if hasattr(target_config, "get_text_config") else target_config
+        heads = text.num_attention_heads
+        fields: dict[str, Any] = {
+            "hidden_size": text.hidden_size,
+            "intermediate_size": text.intermediate_size,
+            "num_draft_layers": num_draft_layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
+            "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
+            "vocab_size": text.vocab_size,
+            "num_target_layers": text.num_hidden_layers,
+            "target_layer_ids": target_layer_ids
+            if target_layer_ids is not None
+            else default_target_layer_ids(text.num_hidden_layers, num_draft_layers),
+            "mask_token_id": mask_token_id,
+            "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
+            "rope_theta": _rope_theta(text),
+            "max_position_embeddings": text.max_position_embeddings,
+        }
+        if block_size is not None:
+            fields["block_size"] = block_size
+        return cls(**{**fields, **settings})
+
+
+class DFlashConfig(DraftConfig):
+    """DFlash: one pass drafts K - 1 tokens, slot k the one at anchor + k."""
+
+    layout: ClassVar[Layout] = "at_position"
+    block_size: int = 16
+
+    @property
+    def effective_slot_decay(self) -> float:
+        if self.slot_decay is not None:
+            return self.slot_decay
+        nearest = min(_DFLASH_SLOT_DECAY, key=lambda size: abs(size - self.block_size))
+        return _DFLASH_SLOT_DECAY[nearest] * self.block_size / nearest
+
+
+class DSparkConfig(DraftConfig):
+    """DSpark: one pass drafts K tokens, slot k the one at anchor + k + 1, with a Markov bias and a confidence.
+
+    `markov_rank=0, enable_confidence_head=False` is the next-token draft that some publish under the name DFlash.
+    """
+
+    layout: ClassVar[Layout] = "next_token"
+    block_size: int = 7
+    markov_rank: int = Field(default=256, ge=0)
+    markov_head_type: MarkovHeadType = "vanilla"
+    enable_confidence_head: bool = True
+    confidence_head_with_markov: bool = True
+
+    @model_validator(mode="after")
+    def _confidence_has_its_input(self) -> Self:
+        if self.enable_confidence_head and self.confidence_head_with_markov and self.markov_rank == 0:
+            raise ValueError("confidence_head_with_markov needs markov_rank >= 1: set it to false, or give the draft a Markov head")
+        return self
+
+    @property
+    def effective_slot_decay(self) -> float:
+        return 4.0 if self.slot_decay is None else self.slot_decay
+
+
+def _rope_theta(text: Any) -> float:
+    parameters = getattr(text, "rope_parameters", None) or {}
+    # Targets with several rotary bases (one per layer type) keep them nested; the full-attention one spans the context.
+    parameters = parameters.get("full_attention", parameters)
+    return float(parameters.get("rope_theta") or getattr(text, "rope_theta", None) or 10000.0)
