@@ -95,7 +95,9 @@ class FastokensBackend:
         return FlatTokens(np.frombuffer(ids, dtype="<i4"), np.frombuffer(offsets, dtype="<i8"))
 
     def _encode(self, texts: list[str]) -> tuple[bytes, bytes]:
-        return self._tokenizer.encode_batch_flat(texts, add_special_tokens=False, split_special_tokens=self._split_special_tokens)
+        split = self._split_special_tokens
+        ids, offsets = self._tokenizer.encode_batch_flat(texts, add_special_tokens=False, split_special_tokens=split)
+        return ids, offsets
 
 
 def _guarded(texts: list[str], encode: Callable[[list[str]], Answer]) -> Answer:
