@@ -62,7 +62,8 @@ def _scaled_inv_freq(rotary: RotaryEmbedding, rope_type: str) -> tuple[Tensor, f
         max_position_embeddings=rotary.max_positions,
         rope_parameters={**(rotary.scaling or {}), "rope_theta": rotary.theta},
     )
-    inv_freq, attention_scaling = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
+    with torch.device("cpu"):  # real frequencies even while a model is laid out on the meta device
+        inv_freq, attention_scaling = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
     return inv_freq.to(torch.float32), float(attention_scaling)
 
 
