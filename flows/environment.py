@@ -7,8 +7,10 @@ is imported first. It only fills in what the user has not set.
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
-__all__ = ["DEFAULTS", "SET_BY_USER"]
+__all__ = ["DEFAULTS", "SET_BY_USER", "home_variables", "use_private_home"]
 
 DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -27,3 +29,21 @@ SET_BY_USER = frozenset(name for name in DEFAULTS if name in os.environ)
 
 for _name, _value in DEFAULTS.items():
     os.environ.setdefault(_name, _value)
+
+
+def home_variables(home: Path) -> dict[str, str]:
+    """The variables that keep Prefect's settings, profile and SQLite file inside `home`."""
+    return {
+        "PREFECT_HOME": str(home),
+        "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
+        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
+    }
+
+
+def use_private_home() -> None:
+    """Unless PREFECT_API_URL names a server, give this process a temporary Prefect home of its own.
+
+    Prefect makes its home when it is imported, so this comes before; `flows.server.private_server` then fills and removes it.
+    """
+    if not os.environ.get("PREFECT_API_URL"):
+        os.environ.update(home_variables(Path(tempfile.mkdtemp(prefix="xtok-prefect-"))))

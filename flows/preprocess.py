@@ -9,7 +9,10 @@ its own digests (`xtok.shards.records`), never by Prefect's cache, so nothing he
 
 from __future__ import annotations
 
-from flows.environment import SET_BY_USER  # before Prefect is imported anywhere
+from flows.environment import SET_BY_USER, use_private_home  # before Prefect is imported anywhere
+
+if __name__ == "__main__":
+    use_private_home()
 
 # isort: split
 import argparse
@@ -17,6 +20,7 @@ import logging
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger, task, unmapped
@@ -112,7 +116,7 @@ def main() -> int:
             os.environ["PREFECT_LOGGING_LEVEL"] = "CRITICAL"
             logging.getLogger("prefect").setLevel(logging.CRITICAL)
         if not os.environ.get("PREFECT_API_URL"):
-            os.environ.update(private_server().environment())
+            os.environ.update(private_server(Path(os.environ["PREFECT_HOME"])).environment())
         refresh_global_settings_context()
         manifest = preprocess(options.config)
     except XtokError as error:

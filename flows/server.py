@@ -1,9 +1,8 @@
 """Prefect's server as a child process that never outlives us.
 
-`private_server` gives a run with nothing set up a server of its own: a free port of 127.0.0.1, a temporary folder for Prefect's
-settings and SQLite file, both gone at the end, so that neither a user's Prefect profile nor another run is ever touched. Creating
-Prefect's tables takes longer (10 s) than most runs on small data, so the empty database is kept in the user's cache folder, one
-file per Prefect version, and copied.
+`private_server` gives a run with nothing set up a server of its own, on a free port of 127.0.0.1, its SQLite file in a temporary
+folder, both gone at the end, so that neither a user's own Prefect nor another run is ever touched. Creating Prefect's tables takes
+longer (10 s) than most runs on small data, so the empty database is kept in the user's cache folder, one file per Prefect version.
 
     python -m flows.server --port 4200        a lasting server, state in $PREFECT_HOME; `infra/up` starts it
 
@@ -12,7 +11,7 @@ After `kill -9` of the process that started it the server ends itself: it watche
 
 from __future__ import annotations
 
-import flows.environment  # noqa: F401  (before Prefect is imported anywhere)
+from flows.environment import home_variables  # before Prefect is imported anywhere
 
 # isort: split
 import argparse
@@ -25,7 +24,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -49,7 +47,7 @@ class PrivateServer:
 
     def environment(self) -> dict[str, str]:
         """The variables that point a process at this server and away from the user's own Prefect settings."""
-        return {"PREFECT_API_URL": self.api_url, **_home_variables(self.home)}
+        return {"PREFECT_API_URL": self.api_url, **home_variables(self.home)}
 
     def stop(self) -> None:
         """End the server and remove its folder. Safe to call twice."""
@@ -63,13 +61,12 @@ class PrivateServer:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def private_server() -> PrivateServer:
-    """Start a server for this process alone and wait until it answers.
+def private_server(home: Path) -> PrivateServer:
+    """Start a server for this process alone, with its state in `home`, and wait until it answers.
 
     It is stopped when the interpreter ends (after Prefect's own threads have sent their last messages, which were registered
     later), or earlier by `stop`. RuntimeError when it does not come up.
     """
-    home = Path(tempfile.mkdtemp(prefix="xtok-prefect-"))
     shortcuts = {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
     is_ready = copy_empty_database(home / "prefect.db")
     if is_ready:
@@ -78,7 +75,7 @@ def private_server() -> PrivateServer:
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
         command = [sys.executable, "-m", "flows.server", "--parent", str(os.getpid()), "--socket", str(listener.fileno())]
-        environment = {**os.environ, **_home_variables(home), **shortcuts, "PREFECT_SERVER_API_PORT": str(port)}
+        environment = {**os.environ, **home_variables(home), **shortcuts, "PREFECT_SERVER_API_PORT": str(port)}
         # It must not ask itself, or a server of the user's, for anything.
         environment.pop("PREFECT_API_URL", None)
         process = subprocess.Popen(
@@ -110,14 +107,6 @@ def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes] | None = N
                 return
         time.sleep(0.05)
     raise RuntimeError(f"Prefect's server did not answer at {api_url} within {STARTUP_SECONDS:.0f} s")
-
-
-def _home_variables(home: Path) -> dict[str, str]:
-    return {
-        "PREFECT_HOME": str(home),
-        "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
-        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
-    }
 
 
 def _empty_database() -> Path:

@@ -38,7 +38,7 @@ def test_ratio_and_limit(changes: dict[str, Any], ratio: float | None, passed: b
 
 @pytest.mark.parametrize("changes", [{"limit": "0.35"}, {"limit": "< 0.35"}, {"limit": "<= x"}, {"extra": 1}])
 def test_a_malformed_figure_fails_loudly(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="limit|keys"):
+    with pytest.raises(ValueError, match=r"limit|keys"):
         figure_of(row(**changes))
 
 

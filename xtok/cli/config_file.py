@@ -104,11 +104,10 @@ def _check_paths(config: PreprocessConfig) -> None:
 
 def _means_a_folder(tokenizer: str) -> bool:
     """Whether a tokenizer's name can hardly be a hub id: two slashes, a leading dot, or a first component that is here."""
-    path = storage.local_path(tokenizer)
-    if path is None:
+    if storage.local_path(tokenizer) is None:
         return False
-    first, *others = path.parts
-    return len(others) > 1 or first[0] in "./~" or (len(others) == 1 and storage.exists(first))
+    first, *others = tokenizer.split("/")
+    return tokenizer[0] in "./~" or len(others) > 1 or (len(others) == 1 and storage.exists(first))
 
 
 def _both(path: str) -> str:

@@ -1,0 +1,147 @@
+"""The flow `preprocess` as users start it: by itself with nothing set up, and as a deployment of `infra/up`.
+
+Real subprocesses throughout; bundled data, cut small.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tests.flows.conftest import REPOSITORY, ServedPrefect, clean_environment, is_running, wait_for
+from xtok.shards.read import open_dataset
+
+pytestmark = pytest.mark.flow
+
+BUNDLED = REPOSITORY / "infra" / "bundled"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> dict[str, Any]:
+    """A configuration over forty bundled texts, with relative paths, in a directory of its own: `small.yaml`."""
+    lines = (BUNDLED / "udhr.jsonl").read_text(encoding="utf-8").splitlines()[:40]
+    return write_config(tmp_path, lines)
+
+
+def write_config(folder: Path, lines: list[str], **changes: Any) -> dict[str, Any]:
+    (folder / "texts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    config = {
+        "sources": ["texts.jsonl"],
+        "student": {"tokenizer": str(BUNDLED / "tokenizers" / "chatml_bpe")},
+        "teachers": [{"tokenizer": str(BUNDLED / "tokenizers" / "spm_bpe")}],
+        "part_bytes": 8000,
+        "workers": 2,
+        "output": "aligned",
+    } | changes
+    (folder / "small.yaml").write_text(yaml.safe_dump(config))
+    return config
+
+
+def start_alone(folder: Path, config: str = "small.yaml", **variables: str) -> subprocess.Popen[str]:
+    """`python -m flows.preprocess` in `folder`, with no Prefect setting and a home that has never seen Prefect."""
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.preprocess", "--config", config],
+        cwd=folder,
+        env=clean_environment() | {"HOME": str(home), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def digests(dataset: Path) -> dict[str, str]:
+    """sha256 of every file of a dataset, runs/ left out."""
+    files = (path for path in dataset.rglob("*") if path.is_file() and path.relative_to(dataset).parts[0] != "runs")
+    return {str(path.relative_to(dataset)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_alone_with_nothing_set_up_then_killed_then_finished(
+    small: dict[str, Any], tmp_path: Path, kept_database: dict[str, str]
+) -> None:
+    """Killed in the middle nothing of ours lives on; relaunched with another number of workers it ends with the same bytes."""
+    undisturbed = tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    write_config(undisturbed, (tmp_path / "texts.jsonl").read_text(encoding="utf-8").splitlines(), workers=1)
+    process = start_alone(undisturbed, **kept_database)
+    stdout, stderr = process.communicate(timeout=180)
+    assert process.returncode == 0, stderr
+    assert stderr == "", "quiet: nothing on stderr when all is well"
+    assert stdout.startswith("published aligned\n")
+    assert {path.name for path in undisturbed.iterdir()} == {"home", "texts.jsonl", "small.yaml", "aligned"}
+    assert not (undisturbed / "home" / ".prefect").exists(), "the user's own Prefect was touched"
+
+    process = start_alone(tmp_path, **kept_database)
+    family = wait_for(lambda: part_is_written(tmp_path / "aligned") and family_of(process), seconds=120, what="a first part")
+    assert any("flows.server" in " ".join(member.cmdline()) for member in family)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any(map(is_running, family)), seconds=10, what=f"the end of {family}")
+    assert not (tmp_path / "aligned" / "manifest.json").exists()
+
+    process = start_alone(tmp_path, **kept_database)
+    _, stderr = process.communicate(timeout=180)
+    assert process.returncode == 0, stderr
+    assert digests(tmp_path / "aligned") == digests(undisturbed / "aligned")
+    [report] = (undisturbed / "aligned" / "runs").glob("*/report.md")
+    assert "| teacher 0 | spm_bpe | byte |" in report.read_text()
+
+
+def part_is_written(dataset: Path) -> bool:
+    return any(dataset.glob("records/*"))
+
+
+def family_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def run_id_of(answer: subprocess.CompletedProcess[str]) -> str:
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    found = re.search(r"UUID: ([0-9a-f-]{36})", answer.stdout)
+    assert found, answer.stdout
+    return found[1]
+
+
+def test_bare_name_runs_the_deployment(served: ServedPrefect, tmp_path: Path) -> None:
+    """Without parameters, with a path, with an object; from the repository and from another directory. All run side by side."""
+    lines = (BUNDLED / "udhr.jsonl").read_text(encoding="utf-8").splitlines()[:20]
+    config = write_config(served.folder, lines, output="by path")
+    elsewhere = {"cwd": tmp_path, "PREFECT_PLUGINS_ENABLED": "1"}
+    bundled = run_id_of(served.command("deployment", "run", "preprocess"))
+    by_path = run_id_of(served.command("deployment", "run", "--param", "config=small.yaml", "preprocess"))
+    as_object = json.dumps(config | {"output": "as object"})
+    inline = run_id_of(served.command("deployment", "run", "preprocess", "--param", f"config={as_object}", **elsewhere))
+    wrong = run_id_of(served.command("deployment", "run", "preprocess/preprocess", "-p", "config=no/such.yaml", **elsewhere))
+
+    for run_id, output, num_rows in [(bundled, "out/bundled", 516), (by_path, "by path", 20), (inline, "as object", 20)]:
+        run = served.finished_run(run_id)
+        assert run["state_type"] == "COMPLETED", run["state"]["message"]
+        assert open_dataset(str(served.folder / output)).manifest.num_rows == num_rows
+    assert digests(served.folder / "by path") == digests(served.folder / "as object")
+
+    run = served.finished_run(wrong)
+    assert run["state_type"] == "FAILED"
+    assert "'no/such.yaml'" in run["state"]["message"], "the path as given"
+    assert str(served.folder / "no/such.yaml") in run["state"]["message"], "and in full"
+
+    artifacts = {a["key"]: a for a in served.post("/artifacts/filter", {"flow_runs": {"id": {"any_": [by_path]}}})}
+    assert artifacts["preprocess-progress"]["data"] == 100.0
+    assert sum(row["rows"] for row in json.loads(artifacts["preprocess-parts"]["data"])) == 20
+    assert "| teacher 0 | spm_bpe | byte |" in artifacts["preprocess-report"]["data"]
+
+
+def test_the_bare_name_needs_the_plugin(served: ServedPrefect, tmp_path: Path) -> None:
+    """The other tests prove the plugin only if Prefect by itself refuses a bare name."""
+    answer = served.command("deployment", "run", "preprocess", cwd=tmp_path, PREFECT_PLUGINS_ENABLED="0")
+    assert answer.returncode != 0
+    assert "FLOW_NAME" in answer.stdout + answer.stderr
