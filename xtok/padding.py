@@ -1,40 +1,50 @@
 """From rows of different lengths, one after the other, to padded tensors: used by the collator and by the loader, so that both
 give the same bits.
 
-Legend: B rows, T padded length, N tokens of all rows together. Padding is on the right.
+A layout covers K batches of B rows at once: the work per token is a few passes over flat memory, and nothing is done row by row.
+
+Legend: R = K * B rows, T_k padded length of batch k, N tokens of all rows together. Padding is on the right.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["padded_width", "place_rows", "real_positions"]
+__all__ = ["PaddedLayout"]
 
 
-def padded_width(lengths: npt.NDArray[np.int64], divisor: int, at_least: int = 1) -> int:
-    """Longest of `lengths` [B] and `at_least`, rounded up to a multiple of `divisor`."""
-    longest = max(int(lengths.max(initial=0)), at_least)
-    return -(-longest // divisor) * divisor
+class PaddedLayout:
+    """Where the tokens of R rows stand in K padded tensors [B, T_k].
 
-
-def real_positions(lengths: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.bool_]:
-    """bool [B, T = width]: True at the first `lengths[b]` positions of row b."""
-    # int32 halves the traffic of the comparison, the widest operand here.
-    return np.arange(width, dtype=np.int32) < lengths.astype(np.int32)[:, None]
-
-
-def place_rows(
-    runs: Sequence[npt.NDArray[np.generic]], positions: npt.NDArray[np.bool_], pad_value: int | bool, dtype: npt.DTypeLike
-) -> torch.Tensor:
-    """`runs`, joined to [N], laid into the True positions of `positions` [B, T] row by row; `pad_value` elsewhere.
-
-    Returns a tensor [B, T] of `dtype`. N must be the number of True positions.
+    lengths: int64 [R], tokens of each row. batch_size: B. T_k is the longest row of batch k and at least `at_least`, rounded up to
+    a multiple of `divisor`. ValueError when R is no multiple of B.
     """
-    padded = np.full(positions.shape, pad_value, dtype=dtype)
-    if runs:
-        padded[positions] = runs[0] if len(runs) == 1 else np.concatenate(runs)
-    return torch.from_numpy(padded)
+
+    def __init__(self, lengths: npt.NDArray[np.int64], batch_size: int, *, divisor: int = 1, at_least: int = 1) -> None:
+        if batch_size < 1 or len(lengths) % batch_size:
+            raise ValueError(f"{len(lengths)} rows do not divide into batches of {batch_size}")
+        longest = lengths.reshape(-1, batch_size).max(axis=1, initial=at_least)
+        widths = -(-longest // divisor) * divisor
+        slots = np.concatenate([[0], np.cumsum(batch_size * widths)])
+        self._batch_size = batch_size
+        self._cuts: list[tuple[int, int, int]] = list(zip(slots[:-1].tolist(), slots[1:].tolist(), widths.tolist(), strict=True))
+        real_and_padding = np.empty((len(lengths), 2), dtype=np.int64)
+        real_and_padding[:, 0] = lengths
+        real_and_padding[:, 1] = np.repeat(widths, batch_size) - lengths
+        self._is_real = np.repeat(np.tile([True, False], len(lengths)), real_and_padding.ravel())
+
+    def place(self, values: npt.NDArray[np.generic], pad_value: int | bool, dtype: npt.DTypeLike) -> list[torch.Tensor]:
+        """K tensors [B, T_k] of `dtype`: `values` [N] at the real positions, row by row, and `pad_value` elsewhere."""
+        padded = np.full(len(self._is_real), pad_value, dtype=dtype)
+        padded[self._is_real] = values
+        return self._split(padded)
+
+    def real(self, dtype: npt.DTypeLike) -> list[torch.Tensor]:
+        """K tensors [B, T_k] of `dtype`: 1 (True) at the real positions, 0 (False) elsewhere."""
+        return self._split(self._is_real.astype(dtype))
+
+    def _split(self, padded: npt.NDArray[np.generic]) -> list[torch.Tensor]:
+        # Cut in numpy and not in torch, so that every tensor has a storage of its own extent: saving one does not save all.
+        return [torch.from_numpy(padded[start:end].reshape(self._batch_size, width)) for start, end, width in self._cuts]

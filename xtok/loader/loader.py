@@ -23,11 +23,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from schemas.plan import PlannedSide
 from xtok.batch import BatchedDataDict
 from xtok.errors import ConfigError, DatasetMismatchError
-from xtok.loader.assemble import BatchShape, RowRun, SideShape, assemble
+from xtok.loader.assemble import BatchShape, SideShape, assemble
 from xtok.loader.fingerprints import check_tokenizers
 from xtok.loader.order import EpochOrder
 from xtok.loader.reader import Window, WindowReader, build_catalog
-from xtok.loader.rows import StudentRows
+from xtok.loader.rows import StudentRows, join_rows, no_rows
 from xtok.shards.read import open_dataset
 
 if TYPE_CHECKING:
@@ -191,35 +191,40 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
 
     def _batches(self, worker: int, num_workers: int) -> Iterator[BatchedDataDict]:
         first_row, size = self._first_row, self.global_batch_size
-        steps = range(self._num_steps(first_row))
         next_step = -(-(self._num_consumed - first_row) // size)
-        mine = range(next_step + (worker - next_step) % num_workers, len(steps), num_workers)
-        pending: deque[RowRun] = deque()
+        mine = range(next_step + (worker - next_step) % num_workers, self._num_steps(first_row), num_workers)
         blocks = self._blocks(first_row, mine)
+        ready: deque[BatchedDataDict] = deque()
         try:
             for step in mine:
-                start = first_row + step * size
-                rows_left = self.num_rows - (start + self.rank * self.batch_size)
-                runs = _take(pending, blocks, min(max(rows_left, 0), self.batch_size))
+                if not ready:
+                    # Where this rank has no row left, other ranks still have: a batch of fillers keeps the counts equal.
+                    ready.extend(assemble(next(blocks, None) or no_rows(self._with_files), self._shape))
                 # Before the yield: whoever asks for the state after this batch must find it counted.
-                self._num_consumed = min(start + size, self.num_rows)
-                yield assemble(runs, self._shape)
+                self._num_consumed = min(first_row + (step + 1) * size, self.num_rows)
+                yield ready.popleft()
         finally:
             blocks.close()
 
     def _blocks(self, first_row: int, steps: range) -> Generator[StudentRows, None, None]:
-        """The rows of this rank's `steps`, in order, in blocks that fit the processor's cache and end where a batch ends."""
-        per_block = self.batch_size * max(1, _BLOCK_TOKENS // (self.batch_size * self._mean_tokens))
-        taken = 0
+        """The rows of this rank's `steps`, in order, in blocks of whole batches that fit the processor's cache."""
+        block_rows = self.batch_size * max(1, _BLOCK_TOKENS // (self.batch_size * self._mean_tokens))
+        pieces: list[StudentRows] = []
+        missing = block_rows
         windows = self._windows(first_row, steps)
         try:
             for window in windows:
                 start = 0
                 while start < len(window):
-                    end = min(len(window), start + per_block - taken % per_block)
-                    yield window.take(start, end)
-                    taken += end - start
+                    end = min(len(window), start + missing)
+                    pieces.append(window.take(start, end))
+                    missing -= end - start
                     start = end
+                    if not missing:
+                        yield join_rows(pieces)
+                        pieces, missing = [], block_rows
+            if pieces:
+                yield join_rows(pieces)
         finally:
             windows.close()
 
@@ -263,22 +268,6 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
 
     def _state(self, consumed: int) -> dict[str, Any]:
         return {"epoch": self.epoch, "num_rows_consumed": consumed, "first_row": self._start(), "order_digest": self._order_digest}
-
-
-def _take(pending: deque[RowRun], blocks: Iterator[StudentRows], count: int) -> list[RowRun]:
-    """The next `count` rows as runs; what a block has left waits in `pending`."""
-    runs = []
-    while count:
-        if not pending:
-            rows = next(blocks)
-            pending.append(RowRun(rows, 0, len(rows)))
-        run = pending.popleft()
-        end = min(run.end, run.start + count)
-        runs.append(RowRun(run.rows, run.start, end))
-        count -= end - run.start
-        if end < run.end:
-            pending.appendleft(RowRun(run.rows, end, run.end))
-    return runs
 
 
 def _side_shape(side: PlannedSide, pad_to: str, divisor: int) -> SideShape:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from xtok.loader.partition import exact_masks, num_chunks_of_rows
 
-__all__ = ["Ragged", "RaggedColumn", "StudentRows", "TeacherRows", "offsets_of"]
+__all__ = ["Ragged", "RaggedColumn", "StudentRows", "TeacherRows", "join_rows", "no_rows", "offsets_of"]
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,6 @@ class Ragged:
 
     values: npt.NDArray[np.generic]
     offsets: npt.NDArray[np.int64]
-
-    def run(self, start: int, end: int) -> npt.NDArray[np.generic]:
-        """Values of rows [start, end), a view."""
-        return self.values[self.offsets[start] : self.offsets[end]]
-
-    def lengths(self, start: int, end: int) -> npt.NDArray[np.int64]:
-        """int64 [end - start]: values in each row."""
-        return np.diff(self.offsets[start : end + 1])
 
 
 @dataclass(frozen=True)
@@ -57,10 +49,10 @@ class TeacherRows:
         return offsets_of(num_chunks_of_rows(self.student_chunk_id.values.astype(np.int32, copy=False), self.student_chunk_id.offsets))
 
     @cached_property
-    def exact(self) -> tuple[Ragged, Ragged]:
-        """bool over the student's and over the teacher's tokens: on a correct one-to-one pair."""
+    def exact(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """bool [N] and [Nt], over the student's and over the teacher's tokens: on a correct one-to-one pair."""
         correct = np.ones(int(self.pair_offsets[-1]), dtype=bool) if self.pair_is_correct is None else self.pair_is_correct.values
-        student, teacher = exact_masks(
+        return exact_masks(
             self.student_chunk_id.values.astype(np.int32, copy=False),
             self.student_chunk_id.offsets,
             self.teacher_chunk_id.values.astype(np.int32, copy=False),
@@ -68,7 +60,6 @@ class TeacherRows:
             correct.astype(bool, copy=False),
             self.pair_offsets,
         )
-        return Ragged(student, self.student_chunk_id.offsets), Ragged(teacher, self.teacher_chunk_id.offsets)
 
 
 @dataclass(frozen=True)
@@ -83,6 +74,55 @@ class StudentRows:
 
     def __len__(self) -> int:
         return len(self.idx)
+
+
+def join_rows(pieces: Sequence[StudentRows]) -> StudentRows:
+    """Rows of several pieces (at least one) under one another."""
+    if len(pieces) == 1:
+        return pieces[0]
+    student_ids = [piece.ids for piece in pieces]
+    return StudentRows(
+        idx=np.concatenate([piece.idx for piece in pieces]),
+        loss_multiplier=np.concatenate([piece.loss_multiplier for piece in pieces]),
+        ids=_join(student_ids),
+        token_mask=_join_flags([piece.token_mask for piece in pieces], student_ids),
+        teachers={teacher: _join_teacher([piece.teachers[teacher] for piece in pieces]) for teacher in pieces[0].teachers},
+    )
+
+
+def no_rows(teachers: Sequence[int]) -> StudentRows:
+    """No rows at all, of these teachers."""
+    nothing = Ragged(np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
+    teacher = TeacherRows(nothing, None, nothing, nothing, None)
+    return StudentRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32), nothing, None, dict.fromkeys(teachers, teacher))
+
+
+def _join_teacher(pieces: Sequence[TeacherRows]) -> TeacherRows:
+    ids = [piece.ids for piece in pieces]
+    pairs = [Ragged(np.empty(0, dtype=np.bool_), piece.pair_offsets) for piece in pieces]
+    return TeacherRows(
+        ids=_join(ids),
+        token_mask=_join_flags([piece.token_mask for piece in pieces], ids),
+        student_chunk_id=_join([piece.student_chunk_id for piece in pieces]),
+        teacher_chunk_id=_join([piece.teacher_chunk_id for piece in pieces]),
+        pair_is_correct=_join_flags([piece.pair_is_correct for piece in pieces], pairs),
+    )
+
+
+def _join(pieces: Sequence[Ragged]) -> Ragged:
+    lengths = [np.diff(piece.offsets) for piece in pieces]
+    return Ragged(np.concatenate([piece.values for piece in pieces]), offsets_of(np.concatenate(lengths)))
+
+
+def _join_flags(pieces: Sequence[Ragged | None], shapes: Sequence[Ragged]) -> Ragged | None:
+    """None stands for all True, in rows as long as those of the piece's shape; None when all pieces are."""
+    if all(piece is None for piece in pieces):
+        return None
+    filled = [
+        piece or Ragged(np.ones(int(shape.offsets[-1]), dtype=np.bool_), shape.offsets)
+        for piece, shape in zip(pieces, shapes, strict=True)
+    ]
+    return _join(filled)
 
 
 def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
