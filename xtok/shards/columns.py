@@ -6,7 +6,7 @@ Shape legend: R = rows, N = values of all rows together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ def list_column(
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values), type=kind, mask=mask)
 
 
-def flat_of(column: pa.Array | pa.ChunkedArray) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]:
+def flat_of(column: pa.Array | pa.ChunkedArray) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """(values [N], offsets int64 [R + 1]) of a list column; a null row is an empty one."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     values = array.flatten().to_numpy(zero_copy_only=False)

@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Sequence
 
 from schemas.config import PreprocessConfig
-from schemas.manifest import Manifest, PartEntry
-from schemas.plan import Plan
+from schemas.manifest import Manifest, PartEntry, SideCounts
+from schemas.plan import Plan, PlannedSide
 from xtok import storage
 from xtok.errors import PublicationRefusedError
 from xtok.shards.plan import RunPlan, plan_bytes
@@ -102,7 +102,7 @@ def figures_table(manifest: Manifest) -> str:
     reasons = [("source", reason, count) for reason, count in manifest.source_rejects.items()]
     reasons += [("student", reason, count) for reason, count in manifest.student_totals.rejects.items()]
     lines = [f"{'side':<12} {'rows':>10} {'refused':>10} {'tokens':>14} {'coverage':>9}  model"]
-    totals = [("student", manifest.student, manifest.student_totals, None)]
+    totals: list[tuple[str, PlannedSide, SideCounts, float | None]] = [("student", manifest.student, manifest.student_totals, None)]
     for index, side in enumerate(manifest.teachers):
         totals.append((f"teacher={index}", side, manifest.teacher_totals[index], manifest.coverage[index]))
         reasons += [(f"teacher={index}", reason, count) for reason, count in manifest.teacher_totals[index].rejects.items()]

@@ -28,6 +28,7 @@ Compression = Literal["gzip", "zstd"] | None
 _LINE_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _BLOCK_BYTES = 1 << 20
+_ZSTD_READ_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,39 @@ class HashingReader(io.RawIOBase):
         return self._digest.hexdigest()
 
 
+class _ZstdReader(io.RawIOBase):
+    """Decompresses frame after frame. (zstandard's own stream reader ends without a word where a file is cut.)"""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._fed = False
+        self._held = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Always True."""
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        """Fills `buffer`; the number of bytes read, 0 at the end. EOFError where the last frame is cut."""
+        view = memoryview(cast(bytearray, buffer)).cast("B")
+        while not self._held:
+            # Read little at a time: well-packed data grows ten-thousandfold.
+            data = self._frame.unused_data if self._frame.eof else b""
+            data = data or self._stream.read(_ZSTD_READ_BYTES)
+            if not data:
+                if self._fed and not self._frame.eof:
+                    raise EOFError("the last frame is cut")
+                return 0
+            if self._frame.eof:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._held, self._fed = memoryview(self._frame.decompress(data)), True
+        count = min(len(view), len(self._held))
+        view[:count] = self._held[:count]
+        self._held = self._held[count:]
+        return count
+
+
 @contextmanager
 def decompressed(url: str, compression: Compression, raw: io.RawIOBase | BinaryIO | None = None) -> Iterator[BinaryIO]:
     """The decompressed byte stream of a source. raw: an open reader of the stored bytes, instead of opening `url`.
@@ -118,7 +152,7 @@ def decompressed(url: str, compression: Compression, raw: io.RawIOBase | BinaryI
         if compression == "gzip":
             yield cast(BinaryIO, gzip.GzipFile(fileobj=stream, mode="rb"))
         elif compression == "zstd":
-            yield cast(BinaryIO, zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True))
+            yield cast(BinaryIO, io.BufferedReader(_ZstdReader(stream), _BLOCK_BYTES))
         else:
             yield stream
     except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
