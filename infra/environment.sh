@@ -33,7 +33,7 @@ ensure_environment() {
 }
 
 install_xtok() {
-    local pip=(python -m pip install -q --disable-pip-version-check --no-input) torch
+    local pip=(python -m pip install -qq --disable-pip-version-check --no-input) torch
     if [ "$1" != base ]; then
         "${pip[@]}" -e "$root[$1]"
         return

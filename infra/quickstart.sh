@@ -27,8 +27,8 @@ with pl.Config(tbl_rows=6, fmt_str_lengths=40):
 EOF
 
 echo
-echo "== 3. xtok inspect out/bundled                      (one row: student over teacher, chunk by chunk)"
-xtok inspect out/bundled --random 1 --seed 3 --lines 4
+echo "== 3. xtok inspect out/bundled --row udhr-eng-0     (student over teacher, chunk by chunk)"
+xtok inspect out/bundled --row udhr-eng-0 --teacher 0 --lines 3
 
 echo "== 4. one batch for training"
 python - <<'EOF'

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from schemas.config import ModelSide
 from schemas.plan import PlannedSide
 from xtok.cli.row_view import RowView, TokenView, pair_chunks, token_views
-from xtok.cli.run_record import recorded_sides
+from xtok.cli.run_record import recorded_config
 from xtok.errors import ConfigError, DatasetError, FingerprintMismatchError
 from xtok.shards.read import Dataset, RowGroupRef
 from xtok.shards.sides import load_side
@@ -44,7 +44,8 @@ class RowSource:
         if unknown:
             raise ConfigError(f"--tokenizer {unknown[0]}=…: the sides of {dataset.url} are {', '.join(self._labels)}")
         self._given = tokenizers
-        self._recorded = recorded_sides(dataset.url) or []
+        config = recorded_config(dataset.url)
+        self._recorded = [config.student, *config.teachers] if config is not None else []
         self._loaded: dict[int, TokenizerAdapter] = {}
 
     def draw(self, num_rows: int, seed: int | None) -> list[RowAddress]:

@@ -11,10 +11,10 @@ import os
 
 from pydantic import ValidationError
 
-from schemas.config import ModelSide, PreprocessConfig
+from schemas.config import PreprocessConfig
 from xtok import storage
 
-__all__ = ["recorded_sides", "write_report"]
+__all__ = ["recorded_config", "write_report"]
 
 
 def write_report(output: str, report: str) -> str:
@@ -25,13 +25,12 @@ def write_report(output: str, report: str) -> str:
     return url
 
 
-def recorded_sides(output: str) -> list[ModelSide] | None:
-    """Student and teachers as the last run that published was given them, with full paths; None without a readable record."""
+def recorded_config(output: str) -> PreprocessConfig | None:
+    """The configuration, with full paths, of the last run that published; None without a readable record."""
     url = storage.join(output, "runs", "config.json")
     if not storage.exists(url):
         return None
     try:
-        config = PreprocessConfig.model_validate_json(storage.read_bytes(url))
+        return PreprocessConfig.model_validate_json(storage.read_bytes(url))
     except ValidationError:
         return None
-    return [config.student, *config.teachers]

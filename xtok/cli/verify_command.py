@@ -1,16 +1,21 @@
-"""Check a published dataset: every file's digest and row count, and the invariants of every row.
+"""Check a published dataset: every file's digest and row count, and what must hold between the sides of every row.
 
   xtok verify out/aligned
 
-Prints what is wrong, file by file, with the command that mends it, and ends with code 1; prints the figures when all is well.
+Prints the figures and, if something is wrong, each finding and the command that mends it; the exit code is then 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+
+from rich.console import Console
+from rich.progress import Progress
 
 from xtok.shards.publish import figures_table
 from xtok.shards.read import open_dataset
+from xtok.shards.verify import damaged_parts, verify_dataset
 
 __all__ = ["HELP", "NAME", "add_arguments", "run"]
 
@@ -25,9 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Verify; 0 when nothing is wrong."""
-    from xtok.shards.verify import verify_dataset
-
     dataset = open_dataset(options.dataset)
-    problems = verify_dataset(dataset)
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
+        bar = bars.add_task("verify parts")
+        findings = verify_dataset(dataset, lambda _, done, total: bars.update(bar, completed=done, total=total))
     print(figures_table(dataset.manifest))
-    return 1 if problems else 0
+    if not findings:
+        print(f"{options.dataset}: all {len(dataset.manifest.parts)} parts are sound")
+        return 0
+    for finding in findings:
+        print(f"WRONG {finding}")
+    for part in damaged_parts(findings):
+        print(f"to mend: xtok repair {options.dataset} --part {part}")
+    return 1
