@@ -13,8 +13,9 @@ from tokenizers import Tokenizer
 from xtok.errors import TokenizerError
 from xtok.tokenizers.backends import EncodeBackend, FastokensBackend, TokenizersBackend
 from xtok.tokenizers.byte_table import TokenByteTable, build_byte_table
-from xtok.tokenizers.fingerprint import content_fingerprint, environment_fingerprint
+from xtok.tokenizers.fingerprint import content_fingerprint, environment_fingerprint, vocabulary_digest
 from xtok.tokenizers.flat import FlatTokens
+from xtok.tokenizers.memory import release_freed_memory
 from xtok.tokenizers.roles import SpecialRoles, added_tokens, special_roles
 from xtok.tokenizers.self_test import PROBES, PrefixSpace, SelfTest, run_self_test
 from xtok.tokenizers.spelling import piece_spelling
@@ -55,6 +56,7 @@ class TokenizerAdapter:
         self.reference = TokenizersBackend(tokenizer)
         self.backend: EncodeBackend = self.reference
         self._fast: FastokensBackend | None = None
+        _check_deterministic(tokenizer, name)
         self.prefix_ids, self.suffix_ids = _added_specials(tokenizer, name)
         pieces = tokenizer.get_vocab(with_added_tokens=True)
         self.num_tokens = len(set(pieces.values()))
@@ -93,15 +95,16 @@ class TokenizerAdapter:
         """The declared edit: a blank before the text "never", "always", or "unless_blank" (unless it begins with one)."""
         return self.self_test.prefix_space
 
-    @cached_property
+    @property
     def content_fingerprint(self) -> str:
-        """sha256 (hex) of the vocabulary and rules, the template and the special-token roles."""
-        return content_fingerprint(
-            self._tokenizer.to_str(),
-            chat_template=self.chat_template,
-            role_tokens=self.special_tokens,
-            split_special_tokens=bool(self._tokenizer.encode_special_tokens),
-        )
+        """sha256 (hex) of the vocabulary and rules, the template (as it is set now) and the special-token roles."""
+        return content_fingerprint(self._vocabulary_digest, chat_template=self.chat_template, role_tokens=self.special_tokens)
+
+    @cached_property
+    def _vocabulary_digest(self) -> str:
+        digest = vocabulary_digest(self._tokenizer.to_str(), split_special_tokens=bool(self._tokenizer.encode_special_tokens))
+        release_freed_memory()
+        return digest
 
     @property
     def bos_token_id(self) -> int | None:
@@ -153,6 +156,7 @@ class TokenizerAdapter:
             self._fast = FastokensBackend(
                 self._tokenizer.to_str(), split_special_tokens=bool(self._tokenizer.encode_special_tokens)
             )
+            release_freed_memory()
         return self._fast
 
     def adopt_fast_backend(self, backend: FastokensBackend) -> None:
@@ -174,6 +178,12 @@ class TokenizerAdapter:
                 **self.special_tokens,
             ),
         )
+
+
+def _check_deterministic(tokenizer: Tokenizer, name: str) -> None:
+    dropout = getattr(tokenizer.model, "dropout", None)
+    if dropout:
+        raise TokenizerError(f"{name} drops merges at random (model.dropout {dropout}): set it to null in tokenizer.json")
 
 
 def _check_ids(pieces: Mapping[str, int], num_tokens: int, declared: int | None, name: str) -> None:

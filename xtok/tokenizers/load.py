@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from weakref import WeakKeyDictionary
@@ -14,6 +13,7 @@ from xtok.tokenizers.adapter import TokenizerAdapter
 from xtok.tokenizers.backends import FastokensBackend
 from xtok.tokenizers.configure import apply_config, without_limits
 from xtok.tokenizers.files import TokenizerFiles, read_tokenizer_files
+from xtok.tokenizers.memory import release_freed_memory
 from xtok.tokenizers.roles import ROLE_NAMES
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def load_tokenizer(
             if not changed:
                 _adopt(adapter, loading)
         choose_backend(adapter, backend)
-    _release_freed_memory()
+    release_freed_memory()
     return adapter
 
 
@@ -94,6 +94,7 @@ def adapt_tokenizer(tokenizer: PreTrainedTokenizerBase) -> TokenizerAdapter:
     copy = without_limits(Tokenizer.from_str(backend.to_str()))
     copy.encode_special_tokens = backend.encode_special_tokens
     adapter = TokenizerAdapter(copy, name=name, special_tokens=roles, chat_template=template)
+    release_freed_memory()
     _ADAPTERS[tokenizer] = (state, adapter)
     return adapter
 
@@ -135,10 +136,3 @@ def _adopt(adapter: TokenizerAdapter, loading: Future[FastokensBackend]) -> None
 def _check_backend(backend: str) -> None:
     if backend not in get_args(BackendName):
         raise ConfigError(f"backend is {backend!r}; it must be one of {', '.join(get_args(BackendName))}")
-
-
-def _release_freed_memory() -> None:
-    """Give the loaders' scratch memory, hundreds of megabytes for large vocabularies, back to the system (glibc keeps it)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

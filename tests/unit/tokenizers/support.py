@@ -59,10 +59,15 @@ def variant(folder: Path, base: str, edit: Callable[[dict[str, Any], dict[str, A
     return str(folder)
 
 
-def slow_byte_level_bytes(piece: str) -> bytes:
-    """Bytes of a byte-level piece by the rule as it is usually told: bytes that print stand for themselves, the others are
-    numbered from 256 in order."""
+@cache
+def told_byte_of_character() -> dict[str, int]:
+    """Character -> byte, by the rule as it is usually told: bytes that print stand for themselves, the others are numbered from
+    256 in order."""
     prints = [byte for byte in range(256) if 33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte <= 255]
     others = [byte for byte in range(256) if byte not in prints]
-    of_character = {chr(byte): byte for byte in prints} | {chr(256 + place): byte for place, byte in enumerate(others)}
-    return bytes(of_character[character] for character in piece)
+    return {chr(byte): byte for byte in prints} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+def slow_byte_level_bytes(piece: str) -> bytes:
+    """Bytes of a byte-level piece, one character after the other."""
+    return bytes(told_byte_of_character()[character] for character in piece)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.unit.tokenizers.support import BUNDLED_NAMES, bundled, bundled_texts, slow_byte_level_bytes
 from xtok.errors import TokenizerError
-from xtok.tokenizers import load_tokenizer
+from xtok.tokenizers import TokenizerAdapter, load_tokenizer
 from xtok.tokenizers.byte_table import build_byte_table
 from xtok.tokenizers.pieces import BYTE_CHARACTERS, PieceSpelling, encode_pieces, piece_bytes
 from xtok.tokenizers.self_test import edited_bytes
@@ -27,6 +28,11 @@ def test_byte_characters_are_a_bijection_with_the_known_landmarks() -> None:
     assert BYTE_CHARACTERS[0x09] == "ĉ"
     assert BYTE_CHARACTERS[0xAD] == "Ń"
     assert [slow_byte_level_bytes(character)[0] for character in BYTE_CHARACTERS] == list(range(256))
+
+
+@cache
+def loaded(name: str) -> TokenizerAdapter:
+    return load_tokenizer(bundled(name))
 
 
 SPELLINGS = [PieceSpelling("byte_level"), PieceSpelling("metaspace", True), PieceSpelling("metaspace"), PieceSpelling("plain")]
@@ -104,6 +110,19 @@ def test_bytes_are_the_texts_bytes_on_every_document(name: str) -> None:
         assert data.tobytes() == edited_bytes(text, adapter.prefix_space)
         assert cuts[-1] == len(data)
         assert adapter.decode(ids) == text
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.text(max_size=40).filter(lambda text: "▁" not in text and "<" not in text), max_size=4))
+def test_bytes_are_the_texts_bytes_on_any_text(texts: list[str]) -> None:
+    for name in ("chatml_bpe", "spm_bpe"):
+        adapter = loaded(name)
+        for backend in (adapter.reference, adapter.fast_backend()):
+            tokens = backend.encode_flat(texts)
+            data, cuts = adapter.token_bytes(tokens.ids)
+            expected = [edited_bytes(text, adapter.prefix_space) for text in texts]
+            assert data.tobytes() == b"".join(expected)
+            assert np.diff(cuts[tokens.offsets]).tolist() == [len(content) for content in expected]
 
 
 def test_a_normalizing_tokenizers_bytes_are_those_of_the_normal_form() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.tokenizers.support import BUNDLED_NAMES, bundled, variant
 from xtok.tokenizers import load_tokenizer, same_tokenizer
-from xtok.tokenizers.fingerprint import content_fingerprint
+from xtok.tokenizers.fingerprint import content_fingerprint, vocabulary_digest
 
 Edit = Callable[[dict[str, Any], dict[str, Any]], None]
 
@@ -95,13 +95,24 @@ def test_a_template_in_the_configuration_counts_like_one_in_its_file(tmp_path: P
         assert same_tokenizer(load_tokenizer(str(folder)), load_tokenizer(bundled("chatml_bpe")))
 
 
-def test_content_fingerprint_is_a_function_of_its_arguments() -> None:
+def test_another_template_set_later_counts() -> None:
+    adapter = load_tokenizer(bundled("chatml_bpe"))
+    before = adapter.content_fingerprint
+    adapter.chat_template = "{{ messages }}"
+    assert adapter.content_fingerprint != before
+    assert adapter.transformers_tokenizer.chat_template == "{{ messages }}"
+
+
+def test_fingerprints_are_functions_of_their_arguments() -> None:
     document = json.dumps({"model": {"merges": ["a b"], "vocab": {"a": 0}}, "truncation": None, "version": "1.0"})
-    base = content_fingerprint(document, chat_template=None, role_tokens={"eos_token": "x", "bos_token": "y"})
     reordered = json.dumps({"version": "1.0", "padding": {"x": 1}, "model": {"vocab": {"a": 0}, "merges": [["a", "b"]]}})
-    assert content_fingerprint(reordered, chat_template=None, role_tokens={"bos_token": "y", "eos_token": "x"}) == base
-    assert content_fingerprint(document, chat_template="", role_tokens={"eos_token": "x", "bos_token": "y"}) != base
-    assert content_fingerprint(document, chat_template=None, role_tokens={"eos_token": "y", "bos_token": "x"}) != base
+    vocabulary = vocabulary_digest(document)
+    assert vocabulary_digest(reordered) == vocabulary
+    assert vocabulary_digest(document, split_special_tokens=True) != vocabulary
+    base = content_fingerprint(vocabulary, chat_template=None, role_tokens={"eos_token": "x", "bos_token": "y"})
+    assert content_fingerprint(vocabulary, chat_template=None, role_tokens={"bos_token": "y", "eos_token": "x"}) == base
+    assert content_fingerprint(vocabulary, chat_template="", role_tokens={"eos_token": "x", "bos_token": "y"}) != base
+    assert content_fingerprint(vocabulary, chat_template=None, role_tokens={"eos_token": "y", "bos_token": "x"}) != base
     assert len(base) == 64
 
 

@@ -188,6 +188,14 @@ def test_holes_are_allowed_only_within_reason(tmp_path: Path) -> None:
         load_tokenizer(variant(tmp_path / "large", "chatml_bpe", hole(900_000_000)))
 
 
+def test_random_merges_are_refused(tmp_path: Path) -> None:
+    def edit(document: dict[str, Any], config: dict[str, Any]) -> None:
+        document["model"]["dropout"] = 0.1
+
+    with pytest.raises(TokenizerError, match=r"at random \(model\.dropout 0\.1"):
+        load_tokenizer(variant(tmp_path / "tokenizer", "chatml_bpe", edit))
+
+
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'rust'.*auto, fastokens, tokenizers"):
         load_tokenizer(bundled("spm_bpe"), backend="rust")  # type: ignore[arg-type]
