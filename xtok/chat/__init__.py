@@ -12,9 +12,10 @@ Never imports torch.
 from __future__ import annotations
 
 from xtok.chat.alignment import ChatAlignment, align_chats
+from xtok.chat.conversation import Conversation
 from xtok.chat.document import RenderedChatDocument, documents_of, locate_conversations, render_document
 from xtok.chat.locate import LocatedPart, locate_tokens, texts_of
-from xtok.chat.messages import ChatFields, Conversation, conversation_from_row, normalize_messages
+from xtok.chat.messages import ChatFields, conversation_from_row, normalize_messages
 from xtok.chat.render import ChatRenderer
 from xtok.chat.rendered import RegionSpan, RenderedChat, RenderedPart
 from xtok.chat.side import ChatOptions, ChatSide

@@ -17,10 +17,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from xtok.align.cuts import TokenPlaces, chunks_from_cuts
-from xtok.align.flat import BYTE_ROUTE, OFFSET_ROUTE, FlatAlignment, keep_chunks
+from xtok.align.lattice import BYTE_ROUTE, OFFSET_ROUTE, Chunks, FlatAlignment, TokenPlaces, chunks_from_cuts, keep_chunks
 from xtok.chat.changed import ChangedPieces, align_changed
-from xtok.chat.locate import LocatedPart
+from xtok.chat.locate import LocatedPart, is_control_token
 from xtok.chat.pieces import Piece, shared_pieces
 from xtok.chat.places import IntArray, PieceTokens, token_ranges
 from xtok.errors import RowRefused
@@ -77,6 +76,10 @@ def align_chats(student: LocatedPart, teacher: LocatedPart, *, drop_first_chunk:
     """
     if len(student.chats) != len(teacher.chats):
         raise ValueError(f"the student's part has {len(student.chats)} rows, the teacher's {len(teacher.chats)}")
+    if not student.chats:
+        none = np.empty(0, dtype=np.int32)
+        nothing = Chunks(none, none, np.empty(0, dtype=np.int64))
+        return ChatAlignment(FlatAlignment.from_chunks(nothing), [])
     layout = _Layout()
     refusals: list[RowRefused | None] = [None] * len(student.chats)
     is_changed = ~(student.text.by_bytes & teacher.text.by_bytes)
@@ -90,7 +93,7 @@ def align_chats(student: LocatedPart, teacher: LocatedPart, *, drop_first_chunk:
         else:
             layout.add(row, pieces, is_changed=bool(is_changed[row]))
     ended = [row for row in layout.eot_base if student.eot_index[row] >= 0 and teacher.eot_index[row] >= 0]
-    sides = [_Placed(part, layout, starts, ended) for part, starts in ((student, layout.student_starts), (teacher, layout.teacher_starts))]
+    sides = [_Placed(student, layout, layout.student_starts, ended), _Placed(teacher, layout, layout.teacher_starts, ended)]
     route = np.full(len(student.chats), BYTE_ROUTE, dtype=np.uint8)
     changed = _place_changed(layout, is_changed, sides, (student, teacher))
     flat = FlatAlignment.from_chunks(chunks_from_cuts(sides[0].places(), sides[1].places()), route=route)
@@ -129,7 +132,7 @@ def _piece_tokens(part: LocatedPart, layout: _Layout, begin: IntArray) -> PieceT
     index, piece = token_ranges(*part.line().overlapping(rows, begin, begin + lengths))
     low, high = part.text.starts[index] - begin[piece], part.text.ends[index] - begin[piece]
     may_cross = np.array([not _is_separate(part, row) for row in layout.rows], dtype=bool)[piece]
-    takes_part = (high <= lengths[piece]) & (may_cross | (low >= 0)) & ~part.side.adapter.table.is_special[part.tokens.ids[index]]
+    takes_part = (high <= lengths[piece]) & (may_cross | (low >= 0)) & ~is_control_token(part.side, part.tokens.ids[index])
     for number, start, end in layout.left_out:
         takes_part &= ~((piece == number) & (low < end) & (high > start))
     return PieceTokens(index[takes_part], piece[takes_part], np.maximum(low[takes_part], 0), high[takes_part])

@@ -9,12 +9,12 @@ Shape legend: P = changed pieces, M = tokens of one side in them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from xtok.align.flat import OFFSET_ROUTE
-from xtok.align.lattice import SpanLookup, align_flat
+from xtok.align.lattice import OFFSET_ROUTE, SpanLookup, align_flat
 from xtok.chat.locate import LocatedPart
 from xtok.chat.places import IntArray, PieceTokens
 from xtok.tokenizers import FlatTokens
@@ -58,7 +58,7 @@ def align_changed(
         ours.chunked(flat.student_chunk_id),
         theirs.chunked(flat.teacher_chunk_id),
         flat.route == OFFSET_ROUTE,
-        [flat.pair_is_correct[start:end] for start, end in zip(bounds, bounds[1:], strict=False)],
+        [flat.pair_is_correct[start:end] for start, end in pairwise(bounds)],
     )
 
 
@@ -68,7 +68,7 @@ class _Documents:
     def __init__(self, pieces: IntArray, texts: list[bytes], part: LocatedPart, tokens: PieceTokens) -> None:
         chosen = np.isin(tokens.piece, pieces)
         self.index, self.piece = tokens.index[chosen], tokens.piece[chosen]
-        self.tokens = FlatTokens(part.tokens.ids[self.index], np.searchsorted(self.piece, np.append(pieces, self._after(pieces))))
+        self.tokens = FlatTokens(part.tokens.ids[self.index], np.searchsorted(self.piece, np.append(pieces, pieces[-1] + 1)))
         self._spans = np.zeros((len(self.index), 2), dtype=np.int32)
         low, high = tokens.starts[chosen], tokens.ends[chosen]
         for document, text in enumerate(texts):
@@ -79,10 +79,6 @@ class _Documents:
             begins_inside = np.append(~first_bytes, False)[low[own]]
             self._spans[own, 0] = num_begun[low[own]] - begins_inside
             self._spans[own, 1] = num_begun[high[own]]
-
-    @staticmethod
-    def _after(pieces: IntArray) -> int:
-        return int(pieces[-1]) + 1
 
     def spans_of(self, documents: IntArray) -> npt.NDArray[np.int32]:
         """int32 [tokens of `documents`, 2], characters from the piece's start."""

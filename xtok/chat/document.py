@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from xtok.chat.conversation import Conversation
 from xtok.chat.locate import LocatedPart, locate_tokens, texts_of
-from xtok.chat.messages import Conversation
 from xtok.chat.places import IntArray
 from xtok.chat.render import ChatRenderer
 from xtok.chat.rendered import RegionSpan

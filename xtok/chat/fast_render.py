@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import minijinja
 
-from xtok.chat.messages import holds_float
+from xtok.chat.conversation import holds_float
 from xtok.chat.templates import ReferenceRenderer, TemplateFailure, fixed_clock, json_text, template_context
 
 __all__ = ["FastRenderer", "ProvenRenderer"]
@@ -38,8 +38,8 @@ class FastRenderer:
         self._environment = minijinja.Environment(trim_blocks=True, lstrip_blocks=True, pycompat=True)
         self._environment.add_filter("tojson", json_text)
         self._environment.add_test("iterable", _is_iterable)  # minijinja's own says yes to none
-        self._environment.add_function("raise_exception", _raise)
-        self._environment.add_function("strftime_now", fixed_clock(render_date))
+        self._environment.add_global("raise_exception", _raise)
+        self._environment.add_global("strftime_now", fixed_clock(render_date))
         portable = _GENERATION.sub(lambda m: m[1] + ("endif" if m[2] else "if true") + m[3], source)
         try:
             self._environment.add_template("chat", portable)

@@ -24,7 +24,9 @@ from xtok.chat.side import ChatSide
 from xtok.errors import RowRefused
 from xtok.tokenizers import FlatTokens
 
-__all__ = ["LocatedPart", "locate_tokens", "texts_of"]
+__all__ = ["LocatedPart", "is_control_token", "locate_tokens", "texts_of"]
+
+END_MARK = b"<|im_end|>"  # native ChatML
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def locate_tokens(side: ChatSide, part: RenderedPart, tokens: FlatTokens) -> Loc
     for row in np.flatnonzero(eot_index >= 0).tolist():
         regions[row].append(RegionSpan("eot", int(eot_index[row]), int(eot_index[row]) + 1))
     located = LocatedPart(side, part.chats, text, mask, eot_index, [tuple(r) for r in regions], refusals)
-    _refuse_overlong(located, rows)
+    _refuse_overlong(located)
     _refuse_borders(located, rows)
     _refuse_specials(located, span_rows, first, last)
     return located
@@ -119,41 +121,41 @@ def _mask(first: IntArray, last: IntArray, eot: IntArray, num_tokens: int) -> np
     return mask
 
 
-def _refuse_overlong(located: LocatedPart, rows: list[int]) -> None:
+def _refuse_overlong(located: LocatedPart) -> None:
     limit = located.side.context_length
     if limit is None:
         return
     for row in np.flatnonzero(located.tokens.lengths > limit).tolist():
-        _refuse(
-            located, row, RejectReason.OVERLENGTH, f"the chat has {located.tokens.lengths[row]} tokens, the context {limit}; chats are never cut"
-        )
+        length = int(located.tokens.lengths[row])
+        _refuse(located, row, RejectReason.OVERLENGTH, f"the chat has {length} tokens, the context {limit}; chats are never cut")
 
 
 def _refuse_borders(located: LocatedPart, rows: list[int]) -> None:
     """Every supervised token must lie in supervised spans and blanks."""
     for row in rows:
-        chat, base = located.chats[row], int(located.tokens.offsets[row])
-        assert chat is not None
-        named = located.regions[row]
-        for span, region in zip(chat.spans, named, strict=False):
-            if region.start == region.end:
-                _refuse(located, row, RejectReason.BORDER_TOKEN, f"no token stands for the {span.name} of the final turn")
-        if chat.eot >= 0:
-            token = base + int(located.eot_index[row])
-            if int(located.text.starts[token]) < chat.content[1] < int(located.text.ends[token]):
-                _refuse(
-                    located, row, RejectReason.BORDER_TOKEN, f"{_show(located, row, token)} holds the content's end and its end-of-turn mark"
-                )
-        for token, inner in _outer_tokens(chat, named, base):
-            start, end = int(located.text.starts[token]), int(located.text.ends[token])
-            if start >= inner[0] and end <= inner[1]:
-                continue
-            outside = _outside(located.text.data[row], start, end, chat.spans)
-            if outside.decode(errors="replace").strip():
-                _refuse(
-                    located, row, RejectReason.BORDER_TOKEN,
-                    f"{_show(located, row, token)} reaches over the content's border into {outside.decode(errors='replace')!r}",
-                )  # fmt: skip
+        problem = _border_problem(located, row)
+        if problem is not None:
+            _refuse(located, row, *problem)
+
+
+def _border_problem(located: LocatedPart, row: int) -> tuple[RejectReason, str] | None:
+    chat, named, base = located.chats[row], located.regions[row], int(located.tokens.offsets[row])
+    assert chat is not None
+    for span, region in zip(chat.spans, named, strict=False):
+        if region.start == region.end:
+            return RejectReason.BORDER_TOKEN, f"no token stands for the {span.name} of the final turn"
+    starts, ends = located.text.starts, located.text.ends
+    for token, inner in _outer_tokens(chat, named, base):
+        start, end = int(starts[token]), int(ends[token])
+        if start < inner[0] or end > inner[1]:
+            outside = _outside(located.text.data[row], start, end, chat.spans).decode(errors="replace")
+            if outside.strip():
+                return RejectReason.BORDER_TOKEN, f"{_show(located, row, token)} reaches over the content's border into {outside!r}"
+    if chat.separate:
+        token = base + int(located.eot_index[row])
+        if (int(starts[token]), int(ends[token])) != (chat.eot, chat.eot + len(END_MARK)):
+            return RejectReason.UNKNOWN_LAYOUT, f"{END_MARK.decode()} is not one token of this side's tokenizer"
+    return None
 
 
 def _outer_tokens(chat: RenderedChat, regions: Sequence[RegionSpan], base: int) -> list[tuple[int, tuple[int, int]]]:
@@ -177,10 +179,17 @@ def _outside(data: bytes, start: int, end: int, spans: Sequence[RegionSpan]) -> 
 def _refuse_specials(located: LocatedPart, span_rows: IntArray, first: IntArray, last: IntArray) -> None:
     if located.side.allow_special_tokens_in_content or not len(located.tokens.ids):
         return
-    before = np.concatenate(([0], np.cumsum(located.side.adapter.table.is_special[located.tokens.ids])))
+    before = np.concatenate(([0], np.cumsum(is_control_token(located.side, located.tokens.ids))))
     for index in np.flatnonzero(before[last] > before[first]).tolist():
         row = int(span_rows[index])
         _refuse(located, row, RejectReason.EMBEDDED_SPECIAL_TOKEN, "the final turn's text was tokenized into a special token")
+
+
+def is_control_token(side: ChatSide, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """bool [N]: special tokens but UNK, which stands for ordinary text."""
+    special = side.adapter.table.is_special[ids]
+    unknown = side.adapter.unk_token_id
+    return special if unknown is None else special & (ids != unknown)
 
 
 def _show(located: LocatedPart, row: int, token: int) -> str:

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from schemas.tables import RejectReason
+from xtok.chat.conversation import Conversation, Message, check_text, holds_float
 from xtok.errors import RowRefused
 
-__all__ = ["ARGUMENTS_TEXT", "ROLES", "ChatFields", "Conversation", "conversation_from_row", "holds_float", "normalize_messages"]
-
-Message = dict[str, Any]
+__all__ = ["ARGUMENTS_TEXT", "ROLES", "ChatFields", "conversation_from_row", "normalize_messages"]
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 ARGUMENTS_TEXT: Final = "_arguments_text"
@@ -56,24 +55,6 @@ class ChatFields:
     template_kwargs: str = "chat_template_kwargs"
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """One canonical conversation (see the module docstring); `template_kwargs` are the row's own, over those of the side.
-
-    has_float: whether a float stands anywhere in it, which engines print differently.
-    """
-
-    messages: list[Message]
-    tools: list[dict[str, Any]] | None
-    template_kwargs: dict[str, Any]
-    has_float: bool
-
-    @property
-    def final(self) -> Message:
-        """The last message, which holds what is supervised."""
-        return self.messages[-1]
-
-
 def conversation_from_row(row: Mapping[str, Any], fields: ChatFields | None = None) -> Conversation:
     """Read one source row. Raises RowRefused (stage "read", side "source") where it is no conversation."""
     fields = fields or ChatFields()
@@ -87,19 +68,9 @@ def conversation_from_row(row: Mapping[str, Any], fields: ChatFields | None = No
     messages = normalize_messages(raw)
     tools = _normalize_tools(row.get(fields.tools))
     template_kwargs = _normalize_kwargs(row.get(fields.template_kwargs))
-    return Conversation(messages, tools, template_kwargs, holds_float((messages, tools, template_kwargs)))
-
-
-def holds_float(value: Any) -> bool:
-    """Whether a float stands anywhere in JSON-like data."""
-    kind = type(value)
-    if kind is str or kind is int or kind is bool or value is None:
-        return False
-    if isinstance(value, Mapping):
-        return any(holds_float(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return any(holds_float(item) for item in value)
-    return isinstance(value, float)
+    conversation = Conversation(messages, tools, template_kwargs, holds_float((messages, tools, template_kwargs)))
+    check_text(conversation)
+    return conversation
 
 
 def normalize_messages(raw: Any) -> list[Message]:

@@ -2,9 +2,9 @@
 
     <|im_start|>assistant\\n <think> reasoning </think> answer: content, tool calls <|im_end|>
 
-Blanks between the parts are the template's. The last `<|im_start|>assistant` is the final turn because every message is checked for
-delimiters, and because the rendering has exactly one such mark per assistant message. Each region must hold the source's own text;
-what is missing, changed or laid out otherwise is refused.
+Blanks between the parts are the template's. The last `<|im_start|>assistant` is the final turn because every message is checked
+for delimiters, and because the rendering has exactly one such mark per assistant message. Each region must hold the source's own
+text; what is missing, changed or laid out otherwise is refused.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from schemas.tables import RejectReason
-from xtok.chat.messages import Conversation
+from xtok.chat.conversation import Conversation, strings_of
 from xtok.chat.rendered import ANSWER, RegionSpan, RenderedChat, first_visible
-from xtok.chat.side import ChatSide, strings_of
+from xtok.chat.side import ChatSide
 from xtok.chat.structure import CLOSE, OPEN, THINK_BLOCK
 
 __all__ = ["TURN_END", "TURN_START", "render_native"]
@@ -87,7 +87,8 @@ def _turn_body(side: ChatSide, conversation: Conversation, text: str) -> tuple[i
     turns = sum(message["role"] == "assistant" for message in conversation.messages)
     start = text.rfind(_ASSISTANT)
     end = text.rfind(TURN_END)
-    if start < 0 or end < start or text.count(_ASSISTANT) != turns or text.rfind(TURN_START) != start or text.find(TURN_END, start) != end:
+    is_last = start == text.rfind(TURN_START) and end == text.find(TURN_END, start)
+    if start < 0 or end < start or not is_last or text.count(_ASSISTANT) != turns:
         side.refuse(
             RejectReason.UNKNOWN_LAYOUT,
             f"the {side.name} template does not write ChatML turns ({TURN_START}assistant ... {TURN_END}), "
@@ -122,7 +123,8 @@ def _answer(side: ChatSide, turn: _FinalTurn, text: str, start: int, end: int) -
     if not start <= first < last:
         side.refuse(RejectReason.REGION_MISMATCH, f"the {side.name} template writes no answer in the final turn")
     if not text.startswith(turn.content, first):
-        side.refuse(RejectReason.REGION_MISMATCH, f"the rendered answer begins {_short(text[first:last])}, not {_short(turn.content)}")
+        shown = _short(text[first:last])
+        side.refuse(RejectReason.REGION_MISMATCH, f"the rendered answer begins {shown}, not {_short(turn.content)}")
     calls_start = first_visible(text, first + len(turn.content))
     rest = text[first + len(turn.content) : last].strip()
     if not turn.calls:
@@ -133,7 +135,7 @@ def _answer(side: ChatSide, turn: _FinalTurn, text: str, start: int, end: int) -
     if len(blocks) != len(turn.calls) or _CALL.sub("", rest).strip() or not rest.endswith("</tool_call>"):
         side.refuse(
             RejectReason.REGION_MISMATCH,
-            f"the {side.name} template shows {len(blocks)} <tool_call> blocks for {len(turn.calls)} tool calls: {_short(rest)}",
+            f"the {side.name} template shows {len(blocks)} <tool_call> blocks for {len(turn.calls)} calls: {_short(rest)}",
         )
     for name, block in zip(turn.calls, blocks, strict=True):
         if name not in block:

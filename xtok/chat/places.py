@@ -1,8 +1,8 @@
 """Where each token of a rendered text stands: byte places from the ids alone, character offsets only where ids do not tell.
 
 A text's tokens are verified: their bytes, special tokens by their own text, must spell the rendering exactly. A SentencePiece-style
-tokenizer puts a dummy blank before the text, or before each piece between added tokens; that declared edit is taken off first. A text
-that fails (a normalizing tokenizer changed it) is encoded once more by the reference tokenizer, whose character spans are turned into bytes.
+tokenizer puts a dummy blank before the text, or before each piece between added tokens; that declared edit is taken off first. A
+text that fails (a normalizing tokenizer changed it) is encoded once more by the reference tokenizer, whose character spans become bytes.
 
 Shape legend: D = texts, N = tokens of all texts together, B = bytes of all texts together.
 """
@@ -82,7 +82,7 @@ def place_tokens(adapter: TokenizerAdapter, texts: Sequence[str], tokens: FlatTo
     row_base = np.repeat(cuts[tokens.offsets[:-1]], tokens.lengths)
     starts, ends = cuts[:-1] - row_base, cuts[1:] - row_base
     by_bytes = _verified(data, spelled[: int(cuts[-1])], cuts[tokens.offsets])
-    for row in np.flatnonzero(~by_bytes):
+    for row in np.flatnonzero(~by_bytes).tolist():
         own = slice(int(tokens.offsets[row]), int(tokens.offsets[row + 1]))
         edited = _without_dummy_blanks(adapter, tokens.ids[own], spelled, cuts[own.start : own.stop + 1], data[row])
         if edited is None:
@@ -111,10 +111,13 @@ def _verified(data: list[bytes], spelled: npt.NDArray[np.uint8], row_cuts: IntAr
     lengths = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
     same_length = lengths == np.diff(row_cuts)
     if bool(same_length.all()) and np.array_equal(np.frombuffer(whole, dtype=np.uint8), spelled):
-        return same_length
-    view = memoryview(spelled)
+        return np.ones(len(data), dtype=bool)
     return np.array(
-        [bool(same) and view[row_cuts[row] : row_cuts[row + 1]] == data[row] for row, same in enumerate(same_length)], dtype=bool
+        [
+            bool(same) and spelled[row_cuts[row] : row_cuts[row + 1]].tobytes() == data[row]
+            for row, same in enumerate(same_length)
+        ],
+        dtype=bool,
     )
 
 

@@ -1,11 +1,11 @@
-"""Rows to rendered chats, one at a time or a whole part: the same function for the online collator and for the offline pipeline."""
+"""Rows to rendered chats, one at a time or a whole part: one function for the online collator and the offline pipeline."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from schemas.tables import RejectReason
-from xtok.chat.messages import Conversation
+from xtok.chat.conversation import Conversation
 from xtok.chat.native import render_native
 from xtok.chat.rendered import RenderedChat, RenderedPart
 from xtok.chat.side import ChatSide
@@ -27,15 +27,13 @@ class ChatRenderer:
     def render_row(self, conversation: Conversation) -> RenderedChat:
         """Text and places of one conversation. RowRefused with this side's name."""
         if conversation.final["role"] != "assistant":
+            role = conversation.final["role"]
             self.side.refuse(
-                RejectReason.NO_FINAL_ASSISTANT, f"the last message is of role {conversation.final['role']!r}; only a final assistant turn is supervised"
+                RejectReason.NO_FINAL_ASSISTANT, f"the last message is of role {role!r}; only a final assistant turn is supervised"
             )
-        try:
-            if self.side.options.native_thinking_alignment:
-                return render_native(self.side, conversation)
-            return render_ordinary(self.side, conversation, self.structures)
-        except UnicodeEncodeError as error:
-            self.side.refuse(RejectReason.LONE_SURROGATE, f"the conversation holds a lone surrogate, which is no character ({error.reason})")
+        if self.side.options.native_thinking_alignment:
+            return render_native(self.side, conversation)
+        return render_ordinary(self.side, conversation, self.structures)
 
     def render_part(self, conversations: Sequence[Conversation | None]) -> RenderedPart:
         """All rows of a part; None (a row refused before) gives neither a chat nor a refusal.

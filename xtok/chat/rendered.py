@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from xtok.errors import RowRefused
@@ -51,9 +52,9 @@ class RenderedChat:
         """The same from character places. UnicodeEncodeError where the text holds a lone surrogate."""
         named = [RegionSpan(*span) for span in spans]
         if not text.isascii():
-            places = sorted({0, len(text), *(place for span in named for place in span[1:]), *(p for p in (eot, calls_start) if p >= 0)})
+            inner = {place for span in named for place in span[1:]} | {place for place in (eot, calls_start) if place >= 0}
             to_byte, total = {-1: -1, 0: 0}, 0
-            for start, end in zip(places, places[1:], strict=False):
+            for start, end in pairwise(sorted({0, len(text), *inner})):
                 total += len(text[start:end].encode())
                 to_byte[end] = total
             named = [RegionSpan(name, to_byte[start], to_byte[end]) for name, start, end in named]
@@ -81,7 +82,7 @@ class RenderedChat:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPart:
-    """One side of a part. chats, refusals: one entry a row; at most one of the two is not None (both are for a row refused before)."""
+    """One side of a part. chats, refusals: one entry a row, at most one of them not None; both are None for a row refused before."""
 
     side: str
     chats: list[RenderedChat | None]

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, Literal, NoReturn
 
 from schemas.tables import RejectReason
+from xtok.chat.conversation import Conversation, holds_float, strings_of
 from xtok.chat.fast_render import ProvenRenderer, RenderArguments
-from xtok.chat.messages import ARGUMENTS_TEXT, Conversation, holds_float
+from xtok.chat.messages import ARGUMENTS_TEXT
 from xtok.chat.templates import ReferenceRenderer, TemplateFailure, template_variables
 from xtok.errors import ConfigError, RowRefused
 from xtok.tokenizers import TokenizerAdapter
 
-__all__ = ["ChatOptions", "ChatSide", "RegionName", "TemplateTraits", "strings_of"]
+__all__ = ["ChatOptions", "ChatSide", "RegionName", "TemplateTraits"]
 
 RegionName = Literal["reasoning", "close", "answer", "eot"]
 REGION_NAMES: tuple[RegionName, ...] = ("reasoning", "close", "answer", "eot")
@@ -40,7 +41,7 @@ _NATIVE_SWITCHES: Mapping[str, Any] = {
 class ChatOptions:
     """What is supervised and aligned, the same for every side.
 
-    include_thinking_in_loss: reasoning text and its closing mark too. native_thinking_alignment: ChatML regions, each aligned alone.
+    include_thinking_in_loss: reasoning text and its closing mark too. native_thinking_alignment: ChatML regions, aligned one by one.
     kd_alignment_regions: the regions that take part in KD; None = all. ConfigError on combinations that mean nothing.
     """
 
@@ -85,7 +86,8 @@ class TemplateTraits:
         def with_call(arguments: Any) -> list[dict[str, Any]]:
             call = {"type": "function", "function": {"name": "probe_name", "arguments": arguments}}
             turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-            return [{"role": "user", "content": "q"}, turn, {"role": "tool", "content": "r"}, {"role": "assistant", "content": "a"}]
+            answer = {"role": "assistant", "content": "a"}
+            return [{"role": "user", "content": "q"}, turn, {"role": "tool", "content": "r"}, answer]
 
         def with_role(role: str) -> list[dict[str, Any]]:
             roles = ((role, "probe_text"), ("user", "q"), ("assistant", "a"))
@@ -110,8 +112,8 @@ def _as_parts(content: str) -> list[dict[str, str]]:
 class ChatSide:
     """A tokenizer with a chat template, ready to render.
 
-    name: "student" or "teacher=<i>", as in refusals. template: text of a template over the tokenizer's own. render_date: the day the
-    template's clock shows. engine, proof_every: see `ProvenRenderer`. ConfigError without a template or with reserved kwargs.
+    name: "student" or "teacher=<i>", as in refusals. template: text of a template over the tokenizer's own. render_date: the day
+    the template's clock shows. engine, proof_every: see `ProvenRenderer`. ConfigError without a template or with reserved kwargs.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class ChatSide:
         return [self._shape_message(message) for message in messages]
 
     def kwargs_for(self, conversation: Conversation) -> dict[str, Any]:
-        """Template arguments of one row: the side's, the row's over them, and in native alignment the thinking switches over both."""
+        """Template arguments of one row: the side's, the row's over them, in native alignment the thinking switches over both."""
         forced = self.native_switches if self.options.native_thinking_alignment else {}
         return {**self.template_kwargs, **conversation.template_kwargs, **forced}
 
@@ -216,30 +218,3 @@ class ChatSide:
 def _any_of(contents: Any) -> re.Pattern[str] | None:
     texts = sorted((content.decode() for content in contents if content), key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, texts))) if texts else None
-
-
-def strings_of(conversation: Conversation) -> Iterator[tuple[str, str]]:
-    """(where, text) of every string a row brings, keys of objects included."""
-    for index, message in enumerate(conversation.messages):
-        where = f"message {index} ({message['role']})"
-        for key, value in message.items():
-            if key == "thinking" or key == "role":
-                continue
-            if type(value) is str:
-                yield where, value
-            else:
-                yield from ((where, text) for text in _nested(value))
-    yield from (("tools", text) for text in _nested(conversation.tools))
-    yield from (("chat_template_kwargs", text) for text in _nested(conversation.template_kwargs))
-
-
-def _nested(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from _nested(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _nested(item)

@@ -18,7 +18,7 @@ import re
 from typing import Any, Final
 
 from schemas.tables import RejectReason
-from xtok.chat.messages import Conversation
+from xtok.chat.conversation import Conversation
 from xtok.chat.rendered import ANSWER, RenderedChat, first_visible
 from xtok.chat.side import ChatSide
 from xtok.chat.structure_cache import StructureCache, shape_of
@@ -155,7 +155,7 @@ def _probe(side: ChatSide, conversation: Conversation, content: str, kept: str) 
         )
     parts = rendered.split(_ANSWER_PROBE)
     if len(parts) != 2 or _ANSWER_PROBE in content:
-        how = "drops" if len(parts) == 1 else "repeats"
+        how = "drops or rewrites" if len(parts) == 1 else "repeats"
         side.refuse(RejectReason.CONTENT_NOT_VERBATIM, f"the {side.name} template {how} the content of message {turn}")
     return parts[0], parts[1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from xtok.chat.messages import Conversation
+from xtok.chat.conversation import Conversation
 
 __all__ = ["Shape", "StructureCache", "shape_of"]
 

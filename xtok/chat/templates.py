@@ -41,7 +41,9 @@ class ReferenceRenderer:
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, kwargs: Mapping[str, Any]) -> str:
         """The whole conversation, without a generation prompt. Raises TemplateFailure."""
         try:
-            return self._template.render(template_context(self.special_tokens, messages, tools, kwargs))
+            text = self._template.render(template_context(self.special_tokens, messages, tools, kwargs))
+            text.encode()  # a template can write half of a surrogate pair; no tokenizer can read it
+            return text
         except Exception as error:  # a template is foreign code: whatever it raises refuses the row, not the run
             raise TemplateFailure(_first_line(error)) from error
 
