@@ -16,7 +16,7 @@ from xtok import storage
 from xtok.errors import DatasetMismatchError
 from xtok.shards.plan import RunPlan, plan_bytes, read_plan
 
-__all__ = ["agree", "freeze_plan"]
+__all__ = ["agree", "freeze_plan", "write_plan"]
 
 _SIDE_FIELDS = ("content_fingerprint", "context_length", "add_special_tokens", "chat")
 
@@ -40,10 +40,22 @@ def freeze_plan(run: RunPlan, output: str, *, fixed_render_date: bool) -> RunPla
             plan = plan.model_copy(update={"render_date": existing.render_date})
         agree(existing, plan, output)
         _keep_published_teachers(plan, output)
-    if plan != existing:
-        storage.make_folder(output)
-        storage.write_atomic(storage.join(output, "plan.json"), plan_bytes(plan), storage.join(output, "runs", "staging"))
+    if plan != existing and not (existing is not None and _stays_published(existing, plan, output)):
+        # Parts are about to change under the published manifest (other library versions): what is there is no dataset until then.
+        storage.remove(storage.join(output, "manifest.json"))
+        write_plan(plan, output)
     return RunPlan(plan, run.source_urls)
+
+
+def write_plan(plan: Plan, output: str) -> None:
+    """Writes plan.json in one step."""
+    storage.write_atomic(storage.join(output, "plan.json"), plan_bytes(plan), storage.join(output, "runs", "staging"))
+
+
+def _stays_published(existing: Plan, plan: Plan, output: str) -> bool:
+    """True where teachers are added to a published dataset: it stays as it is, plan included, until the new manifest is due."""
+    without_added = plan.model_copy(update={"teachers": plan.teachers[: len(existing.teachers)]})
+    return without_added == existing and storage.exists(storage.join(output, "manifest.json"))
 
 
 def agree(existing: Plan, plan: Plan, output: str) -> None:

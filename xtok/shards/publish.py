@@ -13,7 +13,8 @@ from schemas.manifest import Manifest, PartEntry, SideCounts
 from schemas.plan import Plan, PlannedSide
 from xtok import storage
 from xtok.errors import PublicationRefusedError
-from xtok.shards.plan import RunPlan, plan_bytes
+from xtok.shards.freeze import write_plan
+from xtok.shards.plan import RunPlan, plan_bytes, read_plan
 from xtok.shards.totals import sum_counts
 
 __all__ = ["build_manifest", "check_limits", "figures_table", "manifest_bytes", "publish"]
@@ -27,6 +28,8 @@ def publish(run: RunPlan, entries: Sequence[PartEntry], config: PreprocessConfig
     manifest = build_manifest(run.plan, entries)
     check_limits(manifest, config)
     staging = storage.join(config.output, "runs", "staging")
+    if read_plan(config.output) != run.plan:  # teachers were added to a published dataset
+        write_plan(run.plan, config.output)
     storage.write_atomic(storage.join(config.output, "runs", "config.json"), config.model_dump_json(indent=1).encode(), staging)
     storage.write_atomic(storage.join(config.output, "manifest.json"), manifest_bytes(manifest), staging)
     return manifest
