@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,42 +68,61 @@ def digests(dataset: Path) -> dict[str, str]:
     return {str(path.relative_to(dataset)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_alone_with_nothing_set_up_then_killed_then_finished(
-    small: dict[str, Any], tmp_path: Path, kept_database: dict[str, str]
-) -> None:
-    """Killed in the middle nothing of ours lives on; relaunched with another number of workers it ends with the same bytes."""
-    undisturbed = tmp_path / "undisturbed"
-    undisturbed.mkdir()
-    write_config(undisturbed, (tmp_path / "texts.jsonl").read_text(encoding="utf-8").splitlines(), workers=1)
-    process = start_alone(undisturbed, **kept_database)
+def run_alone(folder: Path, **variables: str) -> str:
+    """Run to the end; returns stdout."""
+    process = start_alone(folder, **variables)
     stdout, stderr = process.communicate(timeout=180)
     assert process.returncode == 0, stderr
     assert stderr == "", "quiet: nothing on stderr when all is well"
-    assert stdout.startswith("published aligned\n")
+    return stdout
+
+
+@pytest.fixture
+def undisturbed(small: dict[str, Any], tmp_path: Path, kept_database: dict[str, str]) -> Path:
+    """The same configuration run once, on one worker, without interruption."""
+    folder = tmp_path / "undisturbed"
+    folder.mkdir()
+    write_config(folder, (tmp_path / "texts.jsonl").read_text(encoding="utf-8").splitlines(), workers=1)
+    assert run_alone(folder, **kept_database).startswith("published aligned\n")
+    return folder
+
+
+def test_alone_with_nothing_set_up(undisturbed: Path) -> None:
+    """It leaves the dataset, and nothing else anywhere: no Prefect home, no file in the current directory."""
     assert {path.name for path in undisturbed.iterdir()} == {"home", "texts.jsonl", "small.yaml", "aligned"}
     assert not (undisturbed / "home" / ".prefect").exists(), "the user's own Prefect was touched"
-
-    process = start_alone(tmp_path, **kept_database)
-    family = wait_for(lambda: part_is_written(tmp_path / "aligned") and family_of(process), seconds=120, what="a first part")
-    assert any("flows.server" in " ".join(member.cmdline()) for member in family)
-    process.kill()
-    process.communicate()
-    wait_for(lambda: not any(map(is_running, family)), seconds=10, what=f"the end of {family}")
-    assert not (tmp_path / "aligned" / "manifest.json").exists()
-
-    process = start_alone(tmp_path, **kept_database)
-    _, stderr = process.communicate(timeout=180)
-    assert process.returncode == 0, stderr
-    assert digests(tmp_path / "aligned") == digests(undisturbed / "aligned")
     [report] = (undisturbed / "aligned" / "runs").glob("*/report.md")
     assert "| teacher 0 | spm_bpe | byte |" in report.read_text()
 
 
-def part_is_written(dataset: Path) -> bool:
-    return any(dataset.glob("records/*"))
+@pytest.mark.slow
+def test_killed_at_ten_moments(undisturbed: Path, tmp_path: Path, kept_database: dict[str, str]) -> None:
+    """After each `kill -9` nothing of ours lives on; relaunched on two workers it ends with the same bytes.
+
+    The moments: one right after the first part was written, nine anywhere in a run.
+    """
+    moments = random.Random(5)
+    for attempt in range(10):
+        process = start_alone(tmp_path, **kept_database)
+        if attempt == 0:
+            wait_for(lambda: any((tmp_path / "aligned").glob("records/*")), seconds=120, what="a first part")
+        else:
+            time.sleep(moments.uniform(1.0, 8.0))
+        family = family_of(process)
+        if attempt == 0:
+            assert any("flows.server" in " ".join(member.cmdline()) for member in family)
+            assert any("spawn_main" in " ".join(member.cmdline()) for member in family)
+        process.kill()
+        process.communicate()
+        wait_for(lambda family=family: not any(map(is_running, family)), seconds=10, what=f"the end of {family}")
+    run_alone(tmp_path, **kept_database)
+    assert digests(tmp_path / "aligned") == digests(undisturbed / "aligned")
 
 
 def family_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All that the process started and that is there now; none if it has ended."""
+    if process.poll() is not None:
+        return []
     return psutil.Process(process.pid).children(recursive=True)
 
 

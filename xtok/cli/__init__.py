@@ -1,4 +1,7 @@
-"""The console command `xtok`: one sub-command a module, each with the same four names (NAME, HELP, add_arguments, run)."""
+"""The console command `xtok`: one sub-command a module, `<name>_command`, with `add_arguments(parser)` and `run(options)`.
+
+Only the module of the command that is called is imported, so each starts as light as it can be.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,13 @@ from xtok.errors import XtokError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("preprocess", "inspect", "verify", "repair", "projection")
+COMMANDS = {
+    "preprocess": "raw text or chats in, an aligned and published dataset out",
+    "inspect": "rows as coloured chunks, in the terminal or as an HTML file",
+    "verify": "check digests, row counts and invariants of a published dataset",
+    "repair": "rebuild damaged parts of a published dataset",
+    "projection": "map one vocabulary onto another",
+}
 
 EPILOG = """\
 a first look:
@@ -29,26 +38,17 @@ a first look:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one sub-command. Returns the exit code: 0 done, 1 refused or damaged (the reason is on stderr), 2 wrong usage."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] not in COMMANDS:
+        _overview().parse_args(words or ["--help"])
+    command = importlib.import_module(f"xtok.cli.{words[0]}_command")
     parser = argparse.ArgumentParser(
-        prog="xtok",
-        description="Distillation across tokenizers: aligned Parquet shards, made once, offline.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=f"xtok {words[0]}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        module = importlib.import_module(f"xtok.cli.{name}_command")
-        command = commands.add_parser(
-            module.NAME,
-            help=module.HELP,
-            description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
-    options = parser.parse_args(arguments)
+    command.add_arguments(parser)
+    options = parser.parse_args(words[1:])
     try:
-        return int(options.run(options))
+        return int(command.run(options))
     except XtokError as error:
         message = Text.assemble((type(error).__name__, "bold red"), ": ", str(error))
         Console(stderr=True, highlight=False).print(message, soft_wrap=True)
@@ -58,3 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         os._exit(0)  # the reader (`| head`) has enough; at a normal exit Python would complain about what is left to write
+
+
+def _overview() -> argparse.ArgumentParser:
+    """Prints the list of commands, or says that a word is none of them."""
+    parser = argparse.ArgumentParser(
+        prog="xtok",
+        usage="xtok [-h] COMMAND ...",
+        description="Distillation across tokenizers: aligned Parquet shards, made once, offline.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
+    for name, explanation in COMMANDS.items():
+        commands.add_parser(name, help=explanation)
+    return parser

@@ -25,9 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BUNDLED_CONFIG = REPOSITORY / "infra" / "configs" / "preprocess.yaml"
 
 
-def load_config(
-    given: str | Mapping[str, Any] | None = None, *, overrides: Mapping[str, Any] | None = None
-) -> PreprocessConfig:
+def load_config(given: str | Mapping[str, Any] | None = None, *, overrides: Mapping[str, Any] | None = None) -> PreprocessConfig:
     """The configuration `given` as a path or URL of a YAML (or JSON) file, as an object, or None for the bundled example.
 
     overrides: fields that replace those given. Raises ConfigError for a file that is not there or no mapping, an unknown or wrong

@@ -18,10 +18,7 @@ from xtok.cli.render_terminal import print_row
 from xtok.cli.row_source import RowSource
 from xtok.shards.read import open_dataset
 
-__all__ = ["HELP", "NAME", "add_arguments", "run"]
-
-NAME = "inspect"
-HELP = "see how two tokenizers meet: rows as coloured chunks, in the terminal or as an HTML file"
+__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,10 +21,7 @@ from xtok.cli.run_record import write_report
 from xtok.shards.pipeline import preprocess
 from xtok.shards.publish import figures_table
 
-__all__ = ["HELP", "NAME", "add_arguments", "run"]
-
-NAME = "preprocess"
-HELP = "raw text or chats in, an aligned and published dataset out"
+__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

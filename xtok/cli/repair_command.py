@@ -20,10 +20,7 @@ from xtok.shards.pipeline import rebuild_part
 from xtok.shards.read import open_dataset
 from xtok.shards.verify import damaged_parts, verify_dataset
 
-__all__ = ["HELP", "NAME", "add_arguments", "run"]
-
-NAME = "repair"
-HELP = "rebuild damaged parts of a published dataset"
+__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +41,9 @@ def run(options: argparse.Namespace) -> int:
     findings = verify_dataset(dataset)
     for finding in findings:
         print(f"WRONG {finding}")
-    print(f"{options.dataset}: {len(parts)} parts rebuilt, {'all is sound' if not findings else f'{len(findings)} findings left'}")
+    print(
+        f"{options.dataset}: {len(parts)} parts rebuilt, {'all is sound' if not findings else f'{len(findings)} findings left'}"
+    )
     return 1 if findings else 0
 
 

@@ -149,5 +149,7 @@ class RowSource:
                 with self.dataset.open_parquet(part.rejects_file) as parquet:
                     table = parquet.read(use_threads=False)
                 for row in table.filter(pc.field("sample_id") == sample_id).to_pylist():
-                    reasons.append(f"{row['source']}:{row['line']} was refused by {row['side']}: {row['reason']} ({row['message']})")
+                    reasons.append(
+                        f"{row['source']}:{row['line']} was refused by {row['side']}: {row['reason']} ({row['message']})"
+                    )
         return "; " + "; ".join(reasons) if reasons else ""

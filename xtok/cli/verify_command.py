@@ -17,10 +17,7 @@ from xtok.shards.publish import figures_table
 from xtok.shards.read import open_dataset
 from xtok.shards.verify import damaged_parts, verify_dataset
 
-__all__ = ["HELP", "NAME", "add_arguments", "run"]
-
-NAME = "verify"
-HELP = "check digests, row counts and invariants of a published dataset"
+__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
