@@ -30,11 +30,12 @@ echo
 echo "== 3. xtok inspect out/bundled --row udhr-eng-0     (student over teacher, chunk by chunk)"
 xtok inspect out/bundled --row udhr-eng-0 --teacher 0 --lines 3
 
+echo
 echo "== 4. one batch for training"
 python - <<'EOF'
 from xtok.loader import AlignedShardLoader
 
 batch = next(iter(AlignedShardLoader("out/bundled", batch_size=8)))
 for name, value in batch.items():
-    print(f"{name:<32}{tuple(value.shape)} {value.dtype}" if hasattr(value, "shape") else f"{name:<32}{type(value).__name__} of {len(value)}")
+    print(f"{name:<42}", f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "shape") else f"list of {len(value)}")
 EOF
