@@ -99,17 +99,15 @@ def chunks_on_line(student: LineSide, teacher: LineSide, length: int) -> Chunks:
     teacher_slot, teacher_start, teacher_end = _slots(teacher, student_marks)
     num_shared = int(student_slot[-1])
     assert num_shared == int(teacher_slot[-1]), "both sides must count the same shared cuts"
-    is_chunk = np.ones(num_shared + 1, dtype=bool)
-    is_chunk[-1] = False  # what follows the last shared cut
+    holes = [np.array([num_shared])]  # what follows the last shared cut
     for side, slot, start_shared, end_shared in (
         (student, student_slot, student_start, student_end),
         (teacher, teacher_slot, teacher_start, teacher_end),
     ):
-        first = slot[side.island_first]
-        is_chunk[first[start_shared] - 1] = False  # the hole before the island
-        is_chunk[first[~start_shared]] = False  # the other side began earlier or later
-        is_chunk[_last_slots(side, slot)[~end_shared]] = False  # the other side goes on
-    number, num_chunks = _number_by_document(is_chunk, student_slot[student.offsets[:-1]])
+        # Before an island lies a hole; where its start is not shared, the other side began earlier or later.
+        holes.append(slot[side.island_first] - start_shared)
+        holes.append(_last_slots(side, slot)[~end_shared])  # the other side goes on
+    number, num_chunks = _number_by_document(np.unique(np.concatenate(holes)), student_slot[student.offsets])
     return Chunks(_chunk_ids(student, student_slot, number), _chunk_ids(teacher, teacher_slot, number), num_chunks)
 
 
@@ -143,21 +141,20 @@ def _last_slots(side: LineSide, slot: npt.NDArray[np.int32]) -> npt.NDArray[np.i
     return slot[after - 1]
 
 
-def _number_by_document(is_chunk: BoolArray, first_slot: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], IntArray]:
+def _number_by_document(holes: IntArray, first_slot: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], IntArray]:
     """(number int32 [K + 1]: the chunk number of each slot within its document, or -1; chunks per document int64 [D]).
 
-    first_slot [D]: slot of each document's first student token; the slot just before a document's first shared cut is a hole, so either
-    of the two may stand for it.
+    holes: sorted slots that are no chunk; the last one is slot K, and one lies before each document's first chunk, so between two of
+    them numbers run on. first_slot [D + 1]: slot of each document's first student token, or of the hole before it.
     """
-    count = np.zeros(len(is_chunk) + 1, dtype=np.int32)
-    np.cumsum(is_chunk, out=count[1:])
-    bounds = np.append(first_slot, len(is_chunk)).astype(np.int64)
-    if len(first_slot):
-        bounds[0] = 0
-    before = count[bounds]
-    number = count[:-1] - np.repeat(before[:-1], np.diff(bounds))
-    number[~is_chunk] = -1
-    return number, np.diff(before).astype(np.int64)
+    run_first = np.append(0, holes[:-1] + 1)
+    chunks_before = first_slot - np.searchsorted(holes, first_slot)
+    document = np.searchsorted(first_slot, run_first, side="right") - 1
+    document = np.clip(document, 0, max(len(first_slot) - 2, 0))
+    shift = np.arange(len(holes)) + chunks_before[document]
+    number = np.arange(holes[-1] + 1, dtype=np.int32) - np.repeat(shift.astype(np.int32), holes - run_first + 1)
+    number[holes] = -1
+    return number, np.diff(chunks_before)
 
 
 def _chunk_ids(side: LineSide, slot: npt.NDArray[np.int32], number: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

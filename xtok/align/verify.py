@@ -47,13 +47,14 @@ class Side:
     def __init__(self, adapter: TokenizerAdapter, tokens: FlatTokens) -> None:
         check_ids(adapter, tokens)
         self.adapter, self.tokens, self.readings = adapter, tokens, readings_of(adapter)
-        self.specials: Specials = find_specials(np.flatnonzero(self.readings.is_special[tokens.ids]), tokens.offsets)
-        starts, ends = tokens.offsets[:-1], tokens.offsets[1:]
-        self.first_content = starts + self.specials.num_leading
-        has_content = self.first_content < ends
-        self.first_id = tokens.ids[np.where(has_content, self.first_content, 0)] if len(tokens.ids) else np.zeros(len(starts), int)
+        is_special = np.take(self.readings.is_special, tokens.ids, mode="clip")  # checked above
+        self.specials: Specials = find_specials(np.flatnonzero(is_special), tokens.offsets)
+        self.first_content = tokens.offsets[:-1] + self.specials.num_leading
+        has_content = self.first_content < tokens.offsets[1:]
+        ids = tokens.ids if len(tokens.ids) else np.zeros(1, dtype=np.int32)
+        self.first_id = ids[np.where(has_content, self.first_content, 0)]
         self.begins_blank = has_content & self.readings.begins_blank[self.first_id]
-        self.may_have_prefix = self.begins_blank if adapter.prefix_space != "never" else np.zeros(len(starts), dtype=bool)
+        self.may_have_prefix = self.begins_blank & (adapter.prefix_space != "never")
 
     def select(self, documents: IntArray) -> tuple[Side, IntArray]:
         """The side with only those documents, and the indices of their tokens in this one."""
