@@ -74,7 +74,9 @@ def overlap_table(student: TokenizerAdapter, built: list[tuple[TokenizerAdapter,
     return table
 
 
-def _rows_table(student: TokenizerAdapter, teacher: TokenizerAdapter, projection: ProjectionTable, *, num_rows: int, seed: int) -> Table:
+def _rows_table(
+    student: TokenizerAdapter, teacher: TokenizerAdapter, projection: ProjectionTable, *, num_rows: int, seed: int
+) -> Table:
     """Rows a person can read: half of them exact, half of them written in pieces."""
     draw = random.Random(seed)
     mapped = projection.indices[:, 0] >= 0

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from xtok.errors import ProjectionError
+from xtok.projection.build import ProjectionTable
 
 __all__ = ["Projection"]
 
@@ -55,6 +56,17 @@ class Projection:
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0])
             raise ProjectionError(f"row {row} of the projection sums to {float(sums[row]):.6f}, not 1")
+
+    @classmethod
+    def from_table(cls, table: ProjectionTable) -> Projection:
+        """The stored arrays as tensors."""
+        return cls(
+            torch.from_numpy(table.indices),
+            torch.from_numpy(table.weights),
+            table.student_fingerprint,
+            table.teacher_fingerprint,
+            table.teacher_vocab_size,
+        )
 
     @property
     def student_vocab_size(self) -> int:

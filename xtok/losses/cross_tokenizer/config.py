@@ -41,7 +41,7 @@ class CrossTokenizerDistillationConfig(BaseModel):
     kd_weight: NonNegative = 1.0
     ce_weight: NonNegative = 0.1
     dynamic_scaling: bool = False
-    token_tile_size: PositiveInt = 256
+    token_tile_size: PositiveInt = 128
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Self:

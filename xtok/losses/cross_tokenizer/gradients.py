@@ -24,6 +24,7 @@ class GradientBuffers:
     def __init__(self, source: LogitsSource, *, needs_values: bool, needs_weight: bool, columns: Tensor | None = None) -> None:
         self.source = source
         self.columns = columns
+        self._given_away = False
         self.values: Tensor | None = None
         self.weight: Tensor | None = None
         flat = source.values.flatten(0, 1)
@@ -55,21 +56,30 @@ class GradientBuffers:
             self.values[rows[:, None], columns[None, :]] = gradient.to(self.values.dtype)
 
     def finish(self, scale: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients in the inputs' shapes and dtypes, times `scale`."""
+        """Gradients in the inputs' shapes and dtypes, times `scale`. The buffers are given away: a second call raises RuntimeError."""
+        if self._given_away:
+            raise RuntimeError(
+                "the gradient of this loss was already taken: backward through it works once (compute the loss again)"
+            )
+        self._given_away = True
         values, weight = self.values, self.weight
-        if scale is not None:
-            values, weight = (None if g is None else g * scale.to(g.dtype) for g in (values, weight))
+        self.values = self.weight = None
+        for gradient in (values, weight):
+            if gradient is not None and scale is not None:
+                gradient.mul_(scale.to(gradient.dtype))
         if values is not None:
             values = values.to(self.source.values.dtype).view(self.source.values.shape)
-        if weight is not None:
-            assert self.source.weight is not None
-            whole = torch.zeros_like(self.source.weight)
-            if self.columns is None:
-                whole[: weight.shape[0]] = weight.to(whole.dtype)
-            else:
-                whole[self.columns] = weight.to(whole.dtype)
-            weight = whole
-        return values, weight
+        return values, None if weight is None else self._whole_head(weight)
+
+    def _whole_head(self, part: Tensor) -> Tensor:
+        """The head's gradient in its own shape; the buffer itself where it has that shape already."""
+        head = self.source.weight
+        assert head is not None
+        if self.columns is None and part.shape == head.shape:
+            return part.to(head.dtype)
+        whole = torch.zeros_like(head)
+        whole[slice(part.shape[0]) if self.columns is None else self.columns] = part.to(head.dtype)
+        return whole
 
 
 def _times_head(gradient: Tensor, head: Tensor) -> Tensor:

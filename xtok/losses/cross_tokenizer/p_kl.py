@@ -110,12 +110,15 @@ class ProjectedKL:
         token_weight = tile.weights[tile.teacher_chunk].double()
         self.outside += (token_weight * (1 - inside.double())).sum()
         self.num_teacher_tokens += token_weight.sum()
-        log_q = torch.log_softmax(raw / self.config.temperature, dim=1).clamp_min(LOG_FLOOR)
-        return self._reduce(log_q, tile.teacher_chunk, tile.num_chunks, teacher=True)
+        if self.config.chunk_reduction == "nemo":
+            log_q = torch.log_softmax(raw.div_(self.config.temperature), dim=1).clamp_min_(LOG_FLOOR)
+            return segment_mean(log_q, tile.teacher_chunk, tile.num_chunks)
+        q = torch.softmax(raw.div_(self.config.temperature), dim=1).clamp_min_(PROBABILITY_FLOOR)
+        return self._reduce(q, tile.teacher_chunk, tile.num_chunks)
 
     def _student_side(self, logits: Tensor, tile: ChunkTile) -> tuple[Tensor, Tensor]:
         """Chunk log-probabilities of the projected student `[C, K]`, and which chunks have any mass there `[C]`."""
-        scaled = logits / self.config.temperature
+        scaled = logits / self.config.temperature if self.config.temperature != 1 else logits
         local_max = scaled.amax(dim=1) if scaled.shape[1] else scaled.new_full((scaled.shape[0],), -torch.inf)
         highest = max_over_shards(local_max, self.student.group)
         highest = torch.where(torch.isfinite(highest), highest, torch.zeros_like(highest))
@@ -129,17 +132,14 @@ class ProjectedKL:
             safe = torch.where(total > 0, total, torch.ones_like(total))
             return (mean / safe).clamp_min(PROBABILITY_FLOOR).log(), total[:, 0] > 0
         safe_mass = torch.where(mass > 0, mass, torch.ones_like(mass))
-        log_p = (projected / safe_mass[:, None]).clamp_min(PROBABILITY_FLOOR).log()
+        floored = (projected / safe_mass[:, None]).clamp_min(PROBABILITY_FLOOR)
         has_mass = (
             torch.zeros(tile.num_chunks, dtype=mass.dtype, device=mass.device).index_add(0, tile.student_chunk, mass.detach()) > 0
         )
-        return self._reduce(log_p, tile.student_chunk, tile.num_chunks, teacher=False), has_mass
+        return self._reduce(floored, tile.student_chunk, tile.num_chunks), has_mass
 
-    def _reduce(self, log_probs: Tensor, chunk: Tensor, num_chunks: int, *, teacher: bool) -> Tensor:
-        """Token log-probabilities `[·, K]` to chunk log-probabilities `[C, K]`."""
+    def _reduce(self, probabilities: Tensor, chunk: Tensor, num_chunks: int) -> Tensor:
+        """Token probabilities `[·, K]`, floored, to chunk log-probabilities `[C, K]`: mixture or geometric."""
         if self.config.chunk_reduction == "mixture":
-            return segment_mean(log_probs.exp(), chunk, num_chunks).log()
-        mean = segment_mean(log_probs, chunk, num_chunks)
-        if self.config.chunk_reduction == "nemo" and teacher:
-            return mean
-        return torch.log_softmax(mean, dim=1)
+            return segment_mean(probabilities, chunk, num_chunks).log()
+        return torch.log_softmax(segment_mean(probabilities.log(), chunk, num_chunks), dim=1)
