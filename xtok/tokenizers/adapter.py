@@ -159,10 +159,6 @@ class TokenizerAdapter:
             release_freed_memory()
         return self._fast
 
-    def adopt_fast_backend(self, backend: FastokensBackend) -> None:
-        """Take a fast backend that was loaded from this very tokenizer's JSON elsewhere (in a thread, at load)."""
-        self._fast = backend
-
     @cached_property
     def transformers_tokenizer(self) -> PreTrainedTokenizerFast:
         """The same tokenizer as transformers knows it, a copy (imports transformers at the first call)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
@@ -10,7 +9,6 @@ from tokenizers import Tokenizer
 
 from xtok.errors import ConfigError, TokenizerError
 from xtok.tokenizers.adapter import TokenizerAdapter
-from xtok.tokenizers.backends import FastokensBackend
 from xtok.tokenizers.configure import apply_config, without_limits
 from xtok.tokenizers.files import TokenizerFiles, read_tokenizer_files
 from xtok.tokenizers.memory import release_freed_memory
@@ -41,18 +39,9 @@ def load_tokenizer(
     """
     del trust_remote_code
     _check_backend(backend)
-    files = read_tokenizer_files(tokenizer, revision=revision)
-    if backend == "tokenizers":
-        adapter, _ = _adapter_of_files(tokenizer, files)
-    else:
-        # fastokens takes most of the loading time and needs no interpreter lock: it loads beside the reference.
-        with ThreadPoolExecutor(max_workers=1) as thread:
-            loading = thread.submit(FastokensBackend, files.tokenizer_json.decode("utf-8"))
-            adapter, changed = _adapter_of_files(tokenizer, files)
-            if not changed:
-                _adopt(adapter, loading)
-        choose_backend(adapter, backend)
-    release_freed_memory()
+    adapter = _adapter_of_files(tokenizer, read_tokenizer_files(tokenizer, revision=revision))
+    release_freed_memory()  # before the next large load
+    choose_backend(adapter, backend)
     return adapter
 
 
@@ -72,7 +61,7 @@ def choose_backend(adapter: TokenizerAdapter, backend: BackendName) -> None:
 def adapt_tokenizer(tokenizer: PreTrainedTokenizerBase) -> TokenizerAdapter:
     """Adapter of a transformers tokenizer, which is copied, never modified.
 
-    Remembered as long as the tokenizer lives and its vocabulary size, roles and template stay the same. TypeError for what is no
+    Remembered as long as the tokenizer lives and nothing of it but truncation and padding is changed. TypeError for what is no
     tokenizer, TokenizerError for a slow one.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -87,7 +76,7 @@ def adapt_tokenizer(tokenizer: PreTrainedTokenizerBase) -> TokenizerAdapter:
     roles = {role: str(text) for role in ROLE_NAMES if (text := getattr(tokenizer, role, None)) is not None}
     template: Any = tokenizer.chat_template
     template = template.get("default") if isinstance(template, dict) else template
-    state = (len(tokenizer), tuple(sorted(roles.items())), template, backend.encode_special_tokens)
+    state = (len(tokenizer), tuple(sorted(roles.items())), template, backend.encode_special_tokens, _component_states(backend))
     known = _ADAPTERS.get(tokenizer)
     if known is not None and known[0] == state:
         return known[1]
@@ -104,33 +93,25 @@ def same_tokenizer(left: TokenizerAdapter, right: TokenizerAdapter) -> bool:
     return left is right or left.content_fingerprint == right.content_fingerprint
 
 
-def _adapter_of_files(name: str, files: TokenizerFiles) -> tuple[TokenizerAdapter, bool]:
-    """The adapter, and whether its configuration changed what tokenizer.json alone would encode."""
+def _adapter_of_files(name: str, files: TokenizerFiles) -> TokenizerAdapter:
     try:
         tokenizer = Tokenizer.from_buffer(files.tokenizer_json)
     except Exception as error:
         raise TokenizerError(f"{name}: tokenizer.json cannot be loaded ({error})") from error
-    without_limits(tokenizer)
-    before = _added_state(tokenizer)
-    roles = apply_config(tokenizer, files.config)
-    adapter = TokenizerAdapter(
+    roles = apply_config(without_limits(tokenizer), files.config)
+    return TokenizerAdapter(
         tokenizer,
         name=name,
         special_tokens=roles,
         chat_template=files.chat_template,
         declared_vocab_size=files.declared_vocab_size,
     )
-    return adapter, before != _added_state(tokenizer)
 
 
-def _added_state(tokenizer: Tokenizer) -> list[str]:
-    added = [f"{token_id} {token!r}" for token_id, token in sorted(tokenizer.get_added_tokens_decoder().items())]
-    return [str(tokenizer.encode_special_tokens), *added]
-
-
-def _adopt(adapter: TokenizerAdapter, loading: Future[FastokensBackend]) -> None:
-    if loading.exception() is None:
-        adapter.adopt_fast_backend(loading.result())
+def _component_states(tokenizer: Tokenizer) -> tuple[bytes | None, ...]:
+    """What a user may set on a living tokenizer (`add_bos_token` sets the post-processor)."""
+    parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor)
+    return tuple(None if part is None else part.__getstate__() for part in parts)
 
 
 def _check_backend(backend: str) -> None:

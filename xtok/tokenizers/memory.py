@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 
 __all__ = ["release_freed_memory"]
 
 
 def release_freed_memory() -> None:
     """Return the scratch memory of loading and serializing, hundreds of megabytes that glibc would keep. Elsewhere: nothing."""
-    gc.collect()
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):  # not glibc

@@ -213,6 +213,8 @@ def test_adapting_changes_nothing_and_is_remembered() -> None:
     again = adapt_tokenizer(theirs)
     assert again is not adapter
     assert again.num_tokens == adapter.num_tokens + 1
+    theirs.add_eos_token = True
+    assert adapt_tokenizer(theirs).suffix_ids.tolist() == [theirs.eos_token_id]
     alive = weakref.ref(theirs)
     del theirs
     gc.collect()
