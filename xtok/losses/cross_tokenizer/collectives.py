@@ -1,7 +1,7 @@
 """Collectives over the vocabulary shards of the student, differentiable where the loss needs it. All are no-ops without a group.
 
-After a reduction every rank of the group goes on with the same value and computes the same loss, so the gradient of a sum with
-respect to a rank's own part is the upstream gradient itself: no collective in backward.
+Where every rank goes on with a sum and computes the same loss from it, the gradient of a rank's own part is the upstream gradient itself.
+Where a sum is put back into a rank's own columns (a normalizer), each rank holds a part of the gradient, and backward sums the parts.
 """
 
 from __future__ import annotations
@@ -15,16 +15,21 @@ from torch import Tensor
 __all__ = ["SumHiddenGradient", "gather_last_dim", "max_over_shards", "shard_start", "sum_over_shards"]
 
 
+def _sum(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = part.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, op=dist.ReduceOp.SUM, group=group)
+    return total
+
+
 class _SumOverShards(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        total = part.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, op=dist.ReduceOp.SUM, group=group)
-        return total
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup, used_by_columns: bool) -> Tensor:
+        ctx.group = group if used_by_columns else None
+        return _sum(part, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0] if ctx.group is None else _sum(gradients[0], ctx.group), None, None
 
 
 class _GatherLastDim(torch.autograd.Function):
@@ -58,11 +63,11 @@ class SumHiddenGradient(torch.autograd.Function):
         return total.to(gradient.dtype), None
 
 
-def sum_over_shards(part: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Sum of every rank's `part`; gradient to the own part."""
+def sum_over_shards(part: Tensor, group: dist.ProcessGroup | None, *, used_by_columns: bool = False) -> Tensor:
+    """Sum of every rank's `part`; gradient to the own part. `used_by_columns`: the sum goes back into each rank's own columns."""
     if group is None:
         return part
-    return _SumOverShards.apply(part, group)  # type: ignore[no-any-return,no-untyped-call]
+    return _SumOverShards.apply(part, group, used_by_columns)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def max_over_shards(part: Tensor, group: dist.ProcessGroup | None) -> Tensor:

@@ -4,7 +4,7 @@ Equal models give 0. Their gradient is 0 on one-token chunks (what equal tokeniz
 distribution, and plain KL terms keep a small gradient.
 
 Shapes: R student rows and S teacher rows of a tile, C its chunks, V_s student columns (this shard's), V_t teacher columns,
-M common pairs. Under tensor parallelism a tile needs three collectives (normalizer MAX and SUM, common SUM) and one gather.
+M common pairs. Under tensor parallelism a tile needs three reductions (normalizer MAX, SUM; common SUM), one gather, and one SUM backward.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class CommonKL:
             return torch.log_softmax(scaled, dim=1)
         local_max = scaled.amax(dim=1) if scaled.shape[1] else scaled.new_full((scaled.shape[0],), -torch.inf)
         highest = max_over_shards(local_max, self.student.group)
-        total = sum_over_shards((scaled - highest[:, None]).exp().sum(dim=1), self.student.group)
+        total = sum_over_shards((scaled - highest[:, None]).exp().sum(dim=1), self.student.group, used_by_columns=True)
         return scaled - (highest + total.log())[:, None]
 
     def _sorted(self, probabilities: Tensor, source: LogitsSource) -> Tensor:

@@ -59,7 +59,7 @@ class SameTokenizerKL:
         scaled = logits / self.config.temperature
         local_max = scaled.amax(dim=1) if scaled.shape[1] else scaled.new_full((scaled.shape[0],), -torch.inf)
         highest = max_over_shards(local_max, group)
-        total = sum_over_shards((scaled - highest[:, None]).exp().sum(dim=1), group)
+        total = sum_over_shards((scaled - highest[:, None]).exp().sum(dim=1), group, used_by_columns=True)
         log_p = scaled - (highest + total.log())[:, None]
         terms = kl_terms(log_q.index_select(1, self._owned), log_p, reverse=self.config.reverse_kl)
         divergence = sum_over_shards(terms.sum(dim=1), group)
