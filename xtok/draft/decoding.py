@@ -32,8 +32,9 @@ class Proposal:
 class Drafter(Protocol):
     """Anything that drafts tokens after an anchor."""
 
-    layer_ids: Sequence[int]
-    """Target layers whose features `observe` gets."""
+    @property
+    def layer_ids(self) -> Sequence[int]:
+        """Target layers whose features `observe` gets."""
 
     def reset(self) -> None:
         """Forget the sequence."""

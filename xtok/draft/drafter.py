@@ -6,6 +6,7 @@ Shapes: K block slots, m drafted tokens, n context rows, H hidden size, V vocabu
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class ModelDrafter:
         use_cache: bool = True,
     ) -> None:
         target.check_draft(model.config)
-        self.layer_ids = model.config.target_layer_ids
+        self.layer_ids: Sequence[int] = model.config.target_layer_ids
         self._model, self._target, self._threshold, self._use_cache = model, target, confidence_threshold, use_cache
         self._markov = model.markov_head if isinstance(model, DSparkDraftModel) else None
         self._confident = model if isinstance(model, DSparkDraftModel) and model.confidence_head is not None else None
