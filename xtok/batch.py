@@ -103,7 +103,9 @@ class BatchedDataDict(dict[str, Any]):
             raise IndexError(f"indices from {min(numbers)} to {max(numbers)} do not lie in a batch of {self.size} rows")
         return type(self)(
             {
-                key: value.index_select(0, index.to(value.device)) if isinstance(value, torch.Tensor) else [value[i] for i in numbers]
+                key: value.index_select(0, index.to(value.device))
+                if isinstance(value, torch.Tensor)
+                else [value[i] for i in numbers]
                 for key, value in self.items()
             }
         )

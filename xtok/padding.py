@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 __all__ = ["PaddedLayout"]
@@ -37,14 +38,26 @@ class PaddedLayout:
 
     def place(self, values: npt.NDArray[np.generic], pad_value: int | bool, dtype: npt.DTypeLike) -> list[torch.Tensor]:
         """K tensors [B, T_k] of `dtype`: `values` [N] at the real positions, row by row, and `pad_value` elsewhere."""
-        padded = np.full(len(self._is_real), pad_value, dtype=dtype)
+        padded = _allocate(len(self._is_real), np.dtype(dtype))
+        padded.fill(pad_value)
         padded[self._is_real] = values
         return self._split(padded)
 
     def real(self, dtype: npt.DTypeLike) -> list[torch.Tensor]:
         """K tensors [B, T_k] of `dtype`: 1 (True) at the real positions, 0 (False) elsewhere."""
-        return self._split(self._is_real.astype(dtype))
+        real = _allocate(len(self._is_real), np.dtype(dtype))
+        real[:] = self._is_real
+        return self._split(real)
 
     def _split(self, padded: npt.NDArray[np.generic]) -> list[torch.Tensor]:
         # Cut in numpy and not in torch, so that every tensor has a storage of its own extent: saving one does not save all.
         return [torch.from_numpy(padded[start:end].reshape(self._batch_size, width)) for start, end, width in self._cuts]
+
+
+def _allocate(length: int, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+    """An uninitialized array [length], from Arrow's pool.
+
+    The pool keeps the pages of freed batches. The C allocator gives blocks of this size back to the system, and getting them anew
+    costs more (a page fault for every 4 KiB) than filling them.
+    """
+    return np.frombuffer(pa.allocate_buffer(length * dtype.itemsize), dtype=dtype) if length else np.empty(0, dtype=dtype)

@@ -55,7 +55,9 @@ def assemble(rows: StudentRows, shape: BatchShape) -> list[BatchedDataDict]:
         "idx": [batch.tolist() for batch in _per_row(rows.idx, num_filler, FILLER_IDX, shape.batch_size)],
     }
     for teacher_index, side_shape in shape.teachers.items():
-        columns |= _teacher_columns(teacher_index, rows.teachers[teacher_index], student, side_shape, num_filler, shape.batch_size)
+        columns |= _teacher_columns(
+            teacher_index, rows.teachers[teacher_index], student, side_shape, num_filler, shape.batch_size
+        )
     return [BatchedDataDict({key: batches[number] for key, batches in columns.items()}) for number in range(num_batches)]
 
 

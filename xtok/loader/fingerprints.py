@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["check_tokenizers"]
 
 
-def check_tokenizers(
-    manifest: Manifest, student: AnyTokenizer | None, teachers: Sequence[AnyTokenizer | None] | None
-) -> None:
+def check_tokenizers(manifest: Manifest, student: AnyTokenizer | None, teachers: Sequence[AnyTokenizer | None] | None) -> None:
     """Compare tokenizers with those the manifest names; None is not compared.
 
     FingerprintMismatchError with both values when vocabulary, rules, template or special tokens differ; a warning when only the

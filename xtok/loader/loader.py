@@ -77,7 +77,9 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
         student_tokenizer: AnyTokenizer | None = None,
         teacher_tokenizers: Sequence[AnyTokenizer | None] | None = None,
     ) -> None:
-        _require_at_least(1, batch_size=batch_size, world_size=world_size, pad_divisor=pad_divisor, shuffle_row_groups=shuffle_row_groups)
+        _require_at_least(
+            1, batch_size=batch_size, world_size=world_size, pad_divisor=pad_divisor, shuffle_row_groups=shuffle_row_groups
+        )
         _require_at_least(0, epoch=epoch, rank=rank)
         if rank >= world_size:
             raise ConfigError(f"rank must be smaller than world_size, got rank={rank} of world_size={world_size}")
@@ -174,7 +176,9 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
                 f"shuffle={self.shuffle}, shuffle_row_groups={self.shuffle_row_groups}, teachers={list(self.teachers)}"
             )
         if epoch < 0 or not 0 <= consumed <= self.num_rows:
-            raise ConfigError(f"the state lies outside the dataset of {self.num_rows} rows: epoch {epoch}, {consumed} rows consumed")
+            raise ConfigError(
+                f"the state lies outside the dataset of {self.num_rows} rows: epoch {epoch}, {consumed} rows consumed"
+            )
         # A worker goes on with its own share of the batches, so it must count them from where the iteration began.
         in_worker = get_worker_info() is not None
         first_row = int(state.get("first_row", consumed)) if in_worker else consumed
@@ -267,7 +271,12 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
         return self._first_row if self._resume is None else self._resume[0]
 
     def _state(self, consumed: int) -> dict[str, Any]:
-        return {"epoch": self.epoch, "num_rows_consumed": consumed, "first_row": self._start(), "order_digest": self._order_digest}
+        return {
+            "epoch": self.epoch,
+            "num_rows_consumed": consumed,
+            "first_row": self._start(),
+            "order_digest": self._order_digest,
+        }
 
 
 def _side_shape(side: PlannedSide, pad_to: str, divisor: int) -> SideShape:
@@ -287,7 +296,9 @@ def _teacher_divisors(divisors: Sequence[int] | None, default: int, num_teachers
     if divisors is None:
         return [default] * num_teachers
     if len(divisors) != num_teachers or min(divisors, default=1) < 1:
-        raise ConfigError(f"teacher_pad_divisors must hold one number from 1 on for each of {num_teachers} teachers, got {list(divisors)}")
+        raise ConfigError(
+            f"teacher_pad_divisors must hold one number from 1 on for each of {num_teachers} teachers, got {list(divisors)}"
+        )
     return list(divisors)
 
 

@@ -86,7 +86,9 @@ class EpochOrder:
 
     def window_of(self, position: int) -> int:
         """The window that holds `position`; W for positions past the end."""
-        return int(np.searchsorted(self.window_starts, position, side="right")) - 1 if position < self.num_rows else self.num_windows
+        return (
+            int(np.searchsorted(self.window_starts, position, side="right")) - 1 if position < self.num_rows else self.num_windows
+        )
 
     def window(self, index: int) -> WindowRows:
         """Rows of positions [window_starts[index], window_starts[index + 1])."""

@@ -32,7 +32,10 @@ def build_catalog(dataset: Dataset, teachers: Sequence[int]) -> RowCatalog:
     refs = dataset.row_groups()
     parts = dataset.manifest.parts
     wanted = [
-        (group, ref, teacher) for group, ref in enumerate(refs) for teacher in teachers if parts[ref.part].teachers[teacher].num_null_rows
+        (group, ref, teacher)
+        for group, ref in enumerate(refs)
+        for teacher in teachers
+        if parts[ref.part].teachers[teacher].num_null_rows
     ]
 
     def accepted(item: tuple[int, RowGroupRef, int]) -> npt.NDArray[np.bool_]:

@@ -46,7 +46,9 @@ class TeacherRows:
         """int64 [D + 1]: bounds of each row's chunks."""
         if self.pair_is_correct is not None:
             return self.pair_is_correct.offsets
-        return offsets_of(num_chunks_of_rows(self.student_chunk_id.values.astype(np.int32, copy=False), self.student_chunk_id.offsets))
+        return offsets_of(
+            num_chunks_of_rows(self.student_chunk_id.values.astype(np.int32, copy=False), self.student_chunk_id.offsets)
+        )
 
     @cached_property
     def exact(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
@@ -94,7 +96,9 @@ def no_rows(teachers: Sequence[int]) -> StudentRows:
     """No rows at all, of these teachers."""
     nothing = Ragged(np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
     teacher = TeacherRows(nothing, None, nothing, nothing, None)
-    return StudentRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32), nothing, None, dict.fromkeys(teachers, teacher))
+    return StudentRows(
+        np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32), nothing, None, dict.fromkeys(teachers, teacher)
+    )
 
 
 def _join_teacher(pieces: Sequence[TeacherRows]) -> TeacherRows:
@@ -145,7 +149,9 @@ class RaggedColumn:
         values = [_as_values(chunk.values) for chunk in chunks]
         self._dtype = values[0].dtype
         # Joined once: a take from several chunks would join them at every call.
-        self._blobs = pa.concat_arrays([_as_blobs(flat, chunk.offsets.to_numpy()) for flat, chunk in zip(values, chunks, strict=True)])
+        self._blobs = pa.concat_arrays(
+            [_as_blobs(flat, chunk.offsets.to_numpy()) for flat, chunk in zip(values, chunks, strict=True)]
+        )
 
     def take(self, rows: pa.Array) -> Ragged:
         """The rows named (int64), in that order, copied."""

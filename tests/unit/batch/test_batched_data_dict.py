@@ -15,7 +15,9 @@ from xtok.batch import BatchedDataDict
 
 def make_batch(num_rows: int, width: int = 3, first: int = 0) -> BatchedDataDict:
     ids = torch.arange(first * 10, first * 10 + num_rows * width).reshape(num_rows, width)
-    return BatchedDataDict(input_ids=ids, idx=list(range(first, first + num_rows)), meta=[{"row": first + row} for row in range(num_rows)])
+    return BatchedDataDict(
+        input_ids=ids, idx=list(range(first, first + num_rows)), meta=[{"row": first + row} for row in range(num_rows)]
+    )
 
 
 def rows_of(batch: BatchedDataDict) -> list[tuple[list[int], int]]:
@@ -56,8 +58,12 @@ def test_select_indices() -> None:
 
 
 def test_from_batches_pads_on_the_right() -> None:
-    narrow = BatchedDataDict(input_ids=torch.ones(1, 2, dtype=torch.int64), alignment_0_student_chunk_id=torch.zeros(1, 2), idx=[0])
-    wide = BatchedDataDict(input_ids=torch.ones(2, 4, dtype=torch.int64), alignment_0_student_chunk_id=torch.zeros(2, 4), idx=[1, 2])
+    narrow = BatchedDataDict(
+        input_ids=torch.ones(1, 2, dtype=torch.int64), alignment_0_student_chunk_id=torch.zeros(1, 2), idx=[0]
+    )
+    wide = BatchedDataDict(
+        input_ids=torch.ones(2, 4, dtype=torch.int64), alignment_0_student_chunk_id=torch.zeros(2, 4), idx=[1, 2]
+    )
     joined = BatchedDataDict.from_batches([narrow, wide], pad_value_dict={"input_ids": 9})
     assert joined["input_ids"].tolist() == [[1, 1, 9, 9], [1, 1, 1, 1], [1, 1, 1, 1]]
     assert joined["alignment_0_student_chunk_id"][0].tolist() == [0, 0, -1, -1]
@@ -100,7 +106,9 @@ def test_shards_take_their_slice_of_every_run(num_runs: int, shards: int, piece:
     batch = make_batch(num_runs * run)
     found = batch.shard_by_batch_size(shards, batch_size=run)
     for shard, part in enumerate(found):
-        wanted = [row for start in range(0, num_runs * run, run) for row in range(start + shard * piece, start + (shard + 1) * piece)]
+        wanted = [
+            row for start in range(0, num_runs * run, run) for row in range(start + shard * piece, start + (shard + 1) * piece)
+        ]
         assert part["idx"] == wanted
         assert part["input_ids"].tolist() == batch["input_ids"][wanted].tolist()
 
@@ -113,7 +121,9 @@ def test_chunks_are_neighbouring_and_even_to_one_row(num_rows: int, chunks: int)
     sizes = [part.size for part in parts]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) <= 1
-    assert [part["idx"] for part in batch.shard_by_batch_size(chunks, allow_uneven_shards=True)] == [part["idx"] for part in parts]
+    assert [part["idx"] for part in batch.shard_by_batch_size(chunks, allow_uneven_shards=True)] == [
+        part["idx"] for part in parts
+    ]
 
 
 def test_sharding_refuses_what_does_not_divide() -> None:

@@ -80,7 +80,8 @@ def publish(
         sources=(),
         student=_side("student", CONTEXT_LENGTHS[0], STUDENT_PAD, False),
         teachers=tuple(
-            _side(f"teacher-{index}", CONTEXT_LENGTHS[index + 1], TEACHER_PADS[index], same) for index, same in enumerate(same_as_student)
+            _side(f"teacher-{index}", CONTEXT_LENGTHS[index + 1], TEACHER_PADS[index], same)
+            for index, same in enumerate(same_as_student)
         ),
         plan_sha256="0" * 64,
         num_rows=num_rows,
@@ -123,7 +124,9 @@ def _write_part(folder: Path, index: int, rows: list[Row], row_group_rows: int, 
             "coverage": [row and 1.0 for row in found],
         }
         side = f"teacher={teacher}"
-        teacher_files.append(None if is_same else _write(folder, side, index, pa.table(table, schema=TEACHER_SCHEMA), row_group_rows))
+        teacher_files.append(
+            None if is_same else _write(folder, side, index, pa.table(table, schema=TEACHER_SCHEMA), row_group_rows)
+        )
     nothing = FileEntry(path=f"rejects/part-{index:05d}.parquet", num_rows=0, num_bytes=0, sha256="", row_group_rows=())
     return PartEntry(
         index=index,
@@ -201,7 +204,9 @@ def reference_batch(rows: Sequence[Row], teachers: Sequence[int], *, divisor: in
         pairs = max(1, *num_chunks)
         exact = [_exact(row) for row in found]
         batch |= {
-            f"teacher_{index}_input_ids": torch.tensor([_pad(row["input_ids"], teacher_width, TEACHER_PADS[index]) for row in found]),
+            f"teacher_{index}_input_ids": torch.tensor(
+                [_pad(row["input_ids"], teacher_width, TEACHER_PADS[index]) for row in found]
+            ),
             f"teacher_{index}_input_lengths": torch.tensor(lengths),
             f"teacher_{index}_token_mask": torch.tensor(
                 [_pad([int(flag) for flag in row["token_mask"]], teacher_width, 0) for row in found]
@@ -209,9 +214,13 @@ def reference_batch(rows: Sequence[Row], teachers: Sequence[int], *, divisor: in
             f"alignment_{index}_pair_valid": torch.tensor([_pad([True] * count, pairs, False) for count in num_chunks]),
             f"alignment_{index}_pair_is_correct": torch.tensor([_pad(row["pair_is_correct"], pairs, False) for row in found]),
             f"alignment_{index}_student_exact_partition_mask": torch.tensor([_pad(flags[0], width, False) for flags in exact]),
-            f"alignment_{index}_teacher_exact_partition_mask": torch.tensor([_pad(flags[1], teacher_width, False) for flags in exact]),
+            f"alignment_{index}_teacher_exact_partition_mask": torch.tensor(
+                [_pad(flags[1], teacher_width, False) for flags in exact]
+            ),
             f"alignment_{index}_student_chunk_id": torch.tensor([_pad(row["student_chunk_id"], width, -1) for row in found]),
-            f"alignment_{index}_teacher_chunk_id": torch.tensor([_pad(row["teacher_chunk_id"], teacher_width, -1) for row in found]),
+            f"alignment_{index}_teacher_chunk_id": torch.tensor(
+                [_pad(row["teacher_chunk_id"], teacher_width, -1) for row in found]
+            ),
             f"alignment_{index}_num_chunks": torch.tensor(num_chunks),
         }
     return batch

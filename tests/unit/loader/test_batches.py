@@ -23,7 +23,9 @@ def rows_by_idx(parts: list[Any]) -> dict[int, Any]:
 def test_every_batch_equals_the_reference(tmp_path: Path, plain: bool, refuse: float, read_ahead: bool) -> None:
     rows = make_rows(45, refuse=refuse, plain=plain)
     parts = [rows[:13], rows[13:20], rows[20:]]
-    loader = AlignedShardLoader(publish(tmp_path, parts), batch_size=5, pad_divisor=4, shuffle_row_groups=2, read_ahead=read_ahead)
+    loader = AlignedShardLoader(
+        publish(tmp_path, parts), batch_size=5, pad_divisor=4, shuffle_row_groups=2, read_ahead=read_ahead
+    )
     batches = list(loader)
     assert len(batches) == len(loader) > 3
     known = rows_by_idx(parts)
@@ -121,7 +123,10 @@ def test_ranks_share_each_global_batch(tmp_path: Path, world_size: int) -> None:
     rows = make_rows(50, refuse=0.1)
     url = publish(tmp_path, [rows[:21], rows[21:]], row_group_rows=5)
     whole = [idx for batch in AlignedShardLoader(url, batch_size=1) for idx in batch["idx"]]
-    ranks = [AlignedShardLoader(url, batch_size=3, rank=rank, world_size=world_size, shuffle_row_groups=8) for rank in range(world_size)]
+    ranks = [
+        AlignedShardLoader(url, batch_size=3, rank=rank, world_size=world_size, shuffle_row_groups=8)
+        for rank in range(world_size)
+    ]
     by_rank = [list(loader) for loader in ranks]
     assert {len(batches) for batches in by_rank} == {len(ranks[0])}
     merged = [idx for step in zip(*by_rank, strict=True) for batch in step for idx in batch["idx"]]

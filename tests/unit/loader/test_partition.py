@@ -42,7 +42,9 @@ def test_equals_counting(rows: list[tuple[list[int], list[int], list[bool]]]) ->
     wanted: tuple[list[bool], list[bool]] = ([], [])
     for student_row, teacher_row, is_correct in rows:
         exact = {
-            chunk for chunk, flag in enumerate(is_correct) if flag and student_row.count(chunk) == 1 and teacher_row.count(chunk) == 1
+            chunk
+            for chunk, flag in enumerate(is_correct)
+            if flag and student_row.count(chunk) == 1 and teacher_row.count(chunk) == 1
         }
         wanted[0].extend(chunk in exact for chunk in student_row)
         wanted[1].extend(chunk in exact for chunk in teacher_row)
