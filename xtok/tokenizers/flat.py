@@ -70,7 +70,7 @@ class FlatTokens:
         lengths = np.concatenate([part.lengths for part in parts])
         offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        return FlatTokens(np.concatenate([part.ids for part in parts]), offsets)
+        return FlatTokens(np.concatenate([part.ids[part.offsets[0] : part.offsets[-1]] for part in parts]), offsets)
 
 
 def first_unencodable(texts: Sequence[str]) -> tuple[int, int] | None:

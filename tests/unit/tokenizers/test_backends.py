@@ -241,5 +241,6 @@ def test_with_specials_and_concatenate() -> None:
     assert sliced.with_specials(prefix, empty).row(0).tolist() == [1, 2, 7]
     both = FlatTokens.concatenate([tokens, wrapped])
     assert both.num_texts == 6
+    assert [row.tolist() for row in map(FlatTokens.concatenate([sliced, tokens]).row, range(4))] == [[7], [5, 6], [], [7]]
     assert both.row(5).tolist() == [1, 2, 7, 9]
     assert FlatTokens.concatenate([]).num_texts == 0
