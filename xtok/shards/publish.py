@@ -108,7 +108,8 @@ def figures_table(manifest: Manifest) -> str:
     totals: list[tuple[str, PlannedSide, SideCounts, float | None]] = [("student", manifest.student, manifest.student_totals, None)]
     for index, side in enumerate(manifest.teachers):
         totals.append((f"teacher={index}", side, manifest.teacher_totals[index], manifest.coverage[index]))
-        reasons += [(f"teacher={index}", reason, count) for reason, count in manifest.teacher_totals[index].rejects.items()]
+        refused = manifest.teacher_totals[index].rejects
+        reasons += [(f"teacher={index}", reason, count) for reason, count in refused.items()]
     for name, side, counts, coverage in totals:
         share = "same ids" if side.same_as_student else "" if coverage is None else f"{coverage:.2%}"
         lines.append(f"{name:<12} {counts.num_rows:>10} {counts.num_rejects:>10} {counts.num_tokens:>14} {share:>9}  {side.name}")

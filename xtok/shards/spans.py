@@ -1,8 +1,8 @@
 """Character spans for the rows that need the offset route: the reference's, without asking it where the ids already tell.
 
-The reference tokenizes again to find spans, which costs more than all else that happens to such a row. But only a side that
-changes the text needs it: where a side's token bytes are the text's own bytes, cuts in bytes are cuts in characters. A tokenizer
-may still report spans in its own way (some trim blanks), so this is used only for one whose spans it gives on probes.
+The reference tokenizes again to find spans, which costs more than all else that happens to such a row. But where a side's token
+bytes are those of the text, or of the text in NFC, cuts in bytes are cuts in characters. A tokenizer may still report spans in
+its own way (some trim blanks), so this is used only for one whose spans it gives on probes.
 
 Shape legend: N = tokens of one text.
 """
@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from xtok.shards.nfc import nfc_places
 from xtok.tokenizers import TokenizerAdapter
 
 __all__ = ["SpanFinder", "spans_from_bytes"]
@@ -25,6 +26,7 @@ _PROBES = (
     "Žluťoučký kůň úpěl ďábelské ódy — «naïve» café",
     "日本語の文章、한국어 문장, नमस्ते दुनिया, สวัสดี, العربية",
     "👩‍👩‍👧‍👦 🏳️‍🌈 🇨🇿 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \u00ad\u200b\ufeff e\u0301",
+    "a\u0301 q\u0307\u0323o\u0302\u0301x\u0323\u0301\u0302 \u0915\u093c\u0958 \u1100\u1161\u11a8 \u212b\u2126 \u0301x",
 )
 _REPORTS_PLAIN_SPANS: WeakKeyDictionary[TokenizerAdapter, bool] = WeakKeyDictionary()
 
@@ -45,13 +47,13 @@ class SpanFinder:
 
         None when the reference gives the text other ids than these.
         """
-        if self._plain():
-            found = spans_from_bytes(self._adapter, text, content)
-            if found is not None:
-                return found
         if row not in self._found:
-            tokens, spans = self._adapter.encode_with_spans([text])
-            self._found[row] = tokens.ids, spans
+            derived = spans_from_bytes(self._adapter, text, content) if self._plain() else None
+            if derived is None:
+                tokens, spans = self._adapter.encode_with_spans([text])
+                self._found[row] = tokens.ids, spans
+            else:
+                self._found[row] = content, derived
         ids, spans = self._found[row]
         return spans[: len(content)] if np.array_equal(ids[: len(content)], content) else None
 
@@ -67,13 +69,26 @@ class SpanFinder:
 
 
 def spans_from_bytes(adapter: TokenizerAdapter, text: str, content: npt.NDArray[np.int32]) -> Spans | None:
-    """int32 [N, 2] character spans of ids whose bytes are the beginning of the text's own; None where they are not.
+    """int32 [N, 2] character spans of ids whose bytes are the beginning of the text's own, or of its NFC; else None.
 
     Tokens that share a character each span it whole.
     """
     data, cuts = adapter.token_bytes(content)
-    encoded = np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
-    if len(data) > len(encoded) or not np.array_equal(data, encoded[: len(data)]) or bool((np.diff(cuts) == 0).any()):
+    if bool((np.diff(cuts) == 0).any()):
+        return None  # a special token spelled out, say
+    place = _character_of_byte(data, text)
+    if place is None:
+        normalized, places = nfc_places(text)
+        place = _character_of_byte(data, normalized) if normalized != text else None
+        if place is None:
+            return None
+        place = places[place]
+    return np.stack([place[cuts[:-1]], place[cuts[1:] - 1] + 1], axis=1).astype(np.int32)
+
+
+def _character_of_byte(data: npt.NDArray[np.uint8], text: str) -> Spans | None:
+    """int32 [bytes of `data`]: the character of `text` that each byte belongs to; None when they are not its first bytes."""
+    encoded = np.frombuffer(text.encode("utf-8"), dtype=np.uint8)[: len(data)]
+    if not np.array_equal(data, encoded):
         return None
-    character = np.cumsum((encoded & 0xC0) != 0x80, dtype=np.int32) - 1
-    return np.stack([character[cuts[:-1]], character[cuts[1:] - 1] + 1], axis=1).astype(np.int32)
+    return np.cumsum((encoded & 0xC0) != 0x80, dtype=np.int32) - 1

@@ -84,7 +84,8 @@ def test_unusual_text_is_text(tmp_path: Path, text: str) -> None:
 
 def test_byte_order_mark_and_carriage_returns_do_no_harm(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
-    source.write_bytes(b'\xef\xbb\xbf{"id": "a", "text": "one"}\r\n\r\n{"id": "b", "text": "two"}\r\n{"id": "c", "text": "three"}')
+    lines = [b'\xef\xbb\xbf{"id": "a", "text": "one"}', b"", b'{"id": "b", "text": "two"}', b'{"id": "c", "text": "three"}']
+    source.write_bytes(b"\r\n".join(lines))
     manifest = build(tmp_path / "out", source)
     assert [(row["sample_id"], row["line"]) for row in students(tmp_path / "out")] == [("a", 1), ("b", 3), ("c", 4)]
     assert manifest.num_blank_lines == 1
@@ -105,7 +106,8 @@ def test_long_text_is_refused_before_tokenizing(tmp_path: Path) -> None:
 
 
 def test_of_duplicate_ids_the_first_valid_one_stays(tmp_path: Path) -> None:
-    first = write_lines(tmp_path / "a.jsonl", [b'{"id": "x", "text": ""}', {"id": "x", "text": "first"}, {"id": 7, "text": "seven"}])
+    rows = [{"id": "x", "text": ""}, {"id": "x", "text": "first"}, {"id": 7, "text": "seven"}]
+    first = write_lines(tmp_path / "a.jsonl", rows)
     rows = [{"id": "x", "text": "again"}, {"id": "7", "text": "7"}, {"text": "same"}, {"text": "same"}]
     second = write_lines(tmp_path / "b.jsonl", rows)
     build(tmp_path / "out", [str(first), str(second)], part_bytes=40)
@@ -249,9 +251,10 @@ def test_a_real_failing_write_is_a_typed_error(tmp_path: Path) -> None:
 
 def test_errors_of_a_worker_keep_their_type(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [GOOD])
+    (tmp_path / "empty").mkdir()
+    config = config_for(tmp_path / "out", source, student={"tokenizer": str(tmp_path / "empty")})
     with WorkerPool(1) as pool, pytest.raises(TokenizerError, match=r"tokenizer\.json"):
-        (tmp_path / "empty").mkdir()
-        preprocess(config_for(tmp_path / "out", source, student={"tokenizer": str(tmp_path / "empty")}), runner=pool)
+        preprocess(config, runner=pool)
 
 
 def test_a_folder_without_a_tokenizer_and_ids_beyond_the_vocabulary(tmp_path: Path) -> None:

@@ -46,9 +46,8 @@ def test_checkpoints_count_lines_and_rows(data: bytes, spacing: int, block: int)
 def scan_of(data: bytes, name: str, spacing: int) -> SourceScan:
     checkpoints = scan_lines(io.BytesIO(data), spacing)
     _, stream_bytes, num_lines, num_rows = checkpoints[-1].tolist()
-    planned = PlannedSource(
-        name=name, format="jsonl", num_bytes=len(data), sha256="", stream_bytes=stream_bytes, num_lines=num_lines, num_rows=num_rows
-    )
+    counts = {"num_bytes": len(data), "stream_bytes": stream_bytes, "num_lines": num_lines, "num_rows": num_rows}
+    planned = PlannedSource.model_validate({"name": name, "format": "jsonl", "sha256": "", **counts})
     return SourceScan(planned, checkpoints)
 
 
