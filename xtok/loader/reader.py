@@ -6,14 +6,17 @@ it follows from the lengths. Every damage is a DamagedPartError that names the f
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from schemas.manifest import FileEntry
+from xtok import storage
 from xtok.errors import DamagedPartError
 from xtok.loader.order import RowCatalog, WindowRows
 from xtok.loader.rows import Ragged, RaggedColumn, StudentRows, TeacherRows
@@ -22,6 +25,7 @@ from xtok.shards.read import Dataset, RowGroupRef, Side
 __all__ = ["Window", "WindowReader", "build_catalog"]
 
 _SCAN_THREADS = 8  # scanning for refused rows waits on storage, not on the processor
+_FOOTERS_KEPT = 64
 
 
 def build_catalog(dataset: Dataset, teachers: Sequence[int]) -> RowCatalog:
@@ -61,7 +65,7 @@ class WindowReader:
     """Reads windows for the student and `teachers` (indices of teachers with files)."""
 
     def __init__(self, dataset: Dataset, teachers: Sequence[int]) -> None:
-        self._dataset = dataset
+        self._source = _RowGroups(dataset)
         self._teachers = tuple(teachers)
         self._refs = dataset.row_groups()
 
@@ -71,10 +75,10 @@ class WindowReader:
         needed = np.unique(slot)
         refs = [self._refs[group] for group in window.groups[needed]]
         starts = np.concatenate([[0], np.cumsum([ref.num_rows for ref in refs])]).astype(np.int64)
-        student = _SideColumns(self._dataset, refs, "student", ["input_ids"], ["token_mask"], ["idx", "loss_multiplier"])
+        student = _SideColumns(self._source, refs, "student", ["input_ids"], ["token_mask"], ["idx", "loss_multiplier"])
         columns = ["input_ids", "student_chunk_id", "teacher_chunk_id"]
         flags = ["token_mask", "pair_is_correct"]
-        teachers = {teacher: _SideColumns(self._dataset, refs, teacher, columns, flags) for teacher in self._teachers}
+        teachers = {teacher: _SideColumns(self._source, refs, teacher, columns, flags) for teacher in self._teachers}
         return Window(starts[np.searchsorted(needed, slot)] + row, student, teachers)
 
 
@@ -117,17 +121,17 @@ class _SideColumns:
 
     def __init__(
         self,
-        dataset: Dataset,
+        source: _RowGroups,
         refs: Sequence[RowGroupRef],
         side: Side,
         lists: Sequence[str],
         flags: Sequence[str],
         flat: Sequence[str] = (),
     ) -> None:
-        self._where = ", ".join(dict.fromkeys(dataset.file(ref.part, side).path for ref in refs))
-        constant = set.intersection(*(_all_true(dataset, ref, side) for ref in refs))
+        self._where = ", ".join(dict.fromkeys(source.dataset.file(ref.part, side).path for ref in refs))
+        constant = set.intersection(*(_all_true(source.dataset, ref, side) for ref in refs))
         read_lists = [*lists, *(name for name in flags if name not in constant)]
-        tables = [dataset.read_row_group(ref, side, [*read_lists, *flat]) for ref in refs]
+        tables = [source.read(ref, side, [*read_lists, *flat]) for ref in refs]
         self.flat = {name: np.concatenate([table.column(name).to_numpy() for table in tables]) for name in flat}
         self._lists = {name: self._column(name, tables) for name in read_lists}
 
@@ -149,6 +153,39 @@ class _SideColumns:
             return RaggedColumn([table.column(name) for table in tables])
         except pa.ArrowInvalid as error:
             raise DamagedPartError(f"column {name} of {self._where}: {error}. `xtok verify` finds the damaged part.") from error
+
+
+class _RowGroups:
+    """Reads row groups as `Dataset.read_row_group` does, and keeps the parsed footers of the files met lately.
+
+    Parsing the footer of a file of many small row groups takes as long as reading one of them.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
+        # A store is asked once for all columns of a row group; a local file gains nothing from it.
+        self._pre_buffer = storage.local_path(dataset.url) is None
+
+    def read(self, ref: RowGroupRef, side: Side, columns: list[str]) -> pa.Table:
+        """One row group of one side. Raises DamagedPartError naming the file."""
+        entry = self.dataset.file(ref.part, side)
+        try:
+            file = storage.open_arrow(storage.join(self.dataset.url, entry.path))
+            with file, pq.ParquetFile(file, metadata=self._footers.get(entry.path), pre_buffer=self._pre_buffer) as parquet:
+                self._keep_footer(entry.path, parquet.metadata)
+                table = parquet.read_row_group(ref.row_group, columns=columns, use_threads=False)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise _damaged(entry, str(error)) from error
+        if table.num_rows != ref.num_rows:
+            raise _damaged(entry, f"row group {ref.row_group} has {table.num_rows} rows, not {ref.num_rows}")
+        return table
+
+    def _keep_footer(self, path: str, footer: pq.FileMetaData) -> None:
+        self._footers[path] = footer
+        self._footers.move_to_end(path)
+        if len(self._footers) > _FOOTERS_KEPT:
+            self._footers.popitem(last=False)
 
 
 def _all_true(dataset: Dataset, ref: RowGroupRef, side: Side) -> set[str]:

@@ -14,6 +14,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from tests.unit.loader.synthetic import assert_equal_batches, make_rows, publish
 from xtok.errors import ConfigError, DatasetMismatchError
 from xtok.loader import AlignedShardLoader
+from xtok.loader.reader import _RowGroups
+from xtok.shards.read import RowGroupRef, Side
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +79,13 @@ def test_resuming_reads_only_the_windows_that_remain(url: str, monkeypatch: pyte
     fresh = loaders(url, 1, 4, read_ahead=False)[0]
     fresh.load_state_dict(loader.state_after(len(whole) - 1))
     read: list[tuple[int, int]] = []
-    original = type(fresh.dataset).read_row_group
+    original = _RowGroups.read
 
-    def counting(self: Any, ref: Any, *arguments: Any) -> Any:
+    def counting(self: _RowGroups, ref: RowGroupRef, side: Side, columns: list[str]) -> Any:
         read.append((ref.part, ref.row_group))
-        return original(self, ref, *arguments)
+        return original(self, ref, side, columns)
 
-    monkeypatch.setattr(type(fresh.dataset), "read_row_group", counting)
+    monkeypatch.setattr(_RowGroups, "read", counting)
     (batch,) = list(fresh)
     assert_equal_batches(batch, whole[-1])
     assert 0 < len(set(read)) <= 2 * 3  # the windows that the last batch touches
