@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, cast
 import fsspec
 import pyarrow as pa
 
-from xtok.errors import StorageError
+from xtok.errors import StorageError, XtokError
 
 __all__ = [
     "absolute",
@@ -92,7 +92,7 @@ def _reported(action: str, url: str) -> Iterator[None]:
     """Turns whatever a store raises into a StorageError."""
     try:
         yield
-    except StorageError:
+    except XtokError:
         raise
     except (OSError, pa.ArrowException, ImportError, ValueError) as error:
         raise storage_error(action, url, error) from error
@@ -207,8 +207,11 @@ def staged(final_url: str, staging_url: str) -> Iterator[Path]:
         make_folder(str(staging))
         temporary = staging / f"{final.name}.{nonce}"
     try:
-        with _reported("write", final_url):
+        try:
             yield temporary
+        except (OSError, pa.ArrowException) as error:
+            raise error if isinstance(error, XtokError) else storage_error("write", final_url, error) from error
+        with _reported("write", final_url):
             if final is None:
                 system, name = _remote(final_url)
                 system.put_file(str(temporary), name)
