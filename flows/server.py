@@ -51,13 +51,9 @@ class PrivateServer:
 
     def stop(self) -> None:
         """End the server and remove its folder. Safe to call twice."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        # Nothing of it is kept, so there is nothing to end gracefully.
+        self.process.kill()
+        self.process.wait()
         shutil.rmtree(self.home, ignore_errors=True)
 
 

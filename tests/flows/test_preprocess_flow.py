@@ -5,6 +5,7 @@ Real subprocesses throughout; bundled data, cut small.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
@@ -19,7 +20,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.flows.conftest import REPOSITORY, ServedPrefect, clean_environment, is_running, wait_for
+from tests.flows.conftest import REPOSITORY, ServedPrefect, clean_environment, wait_for
 from xtok.shards.read import open_dataset
 
 pytestmark = pytest.mark.flow
@@ -27,14 +28,13 @@ pytestmark = pytest.mark.flow
 BUNDLED = REPOSITORY / "infra" / "bundled"
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> dict[str, Any]:
-    """A configuration over forty bundled texts, with relative paths, in a directory of its own: `small.yaml`."""
-    lines = (BUNDLED / "udhr.jsonl").read_text(encoding="utf-8").splitlines()[:40]
-    return write_config(tmp_path, lines)
+def bundled_lines(number: int) -> list[str]:
+    """The first rows of the bundled texts."""
+    return (BUNDLED / "udhr.jsonl").read_text(encoding="utf-8").splitlines()[:number]
 
 
 def write_config(folder: Path, lines: list[str], **changes: Any) -> dict[str, Any]:
+    """A configuration with relative paths, as small.yaml beside its source; returned as an object too."""
     (folder / "texts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     config = {
         "sources": ["texts.jsonl"],
@@ -77,12 +77,11 @@ def run_alone(folder: Path, **variables: str) -> str:
     return stdout
 
 
-@pytest.fixture
-def undisturbed(small: dict[str, Any], tmp_path: Path, kept_database: dict[str, str]) -> Path:
-    """The same configuration run once, on one worker, without interruption."""
-    folder = tmp_path / "undisturbed"
-    folder.mkdir()
-    write_config(folder, (tmp_path / "texts.jsonl").read_text(encoding="utf-8").splitlines(), workers=1)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, kept_database: dict[str, str]) -> Path:
+    """A directory where forty texts were preprocessed on one worker without interruption."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_config(folder, bundled_lines(40), workers=1)
     assert run_alone(folder, **kept_database).startswith("published aligned\n")
     return folder
 
@@ -101,6 +100,7 @@ def test_killed_at_ten_moments(undisturbed: Path, tmp_path: Path, kept_database:
 
     The moments: one right after the first part was written, nine anywhere in a run.
     """
+    write_config(tmp_path, bundled_lines(40), workers=2)
     moments = random.Random(5)
     for attempt in range(10):
         process = start_alone(tmp_path, **kept_database)
@@ -108,22 +108,25 @@ def test_killed_at_ten_moments(undisturbed: Path, tmp_path: Path, kept_database:
             wait_for(lambda: any((tmp_path / "aligned").glob("records/*")), seconds=120, what="a first part")
         else:
             time.sleep(moments.uniform(1.0, 8.0))
-        family = family_of(process)
         if attempt == 0:
-            assert any("flows.server" in " ".join(member.cmdline()) for member in family)
-            assert any("spawn_main" in " ".join(member.cmdline()) for member in family)
+            commands = [" ".join(member.cmdline()) for member in living(tmp_path)]
+            assert any("flows.server" in command for command in commands)
+            assert any("spawn_main" in command for command in commands)
         process.kill()
         process.communicate()
-        wait_for(lambda family=family: not any(map(is_running, family)), seconds=10, what=f"the end of {family}")
+        wait_for(lambda: not living(tmp_path), seconds=10, what="the end of all that the killed run started")
     run_alone(tmp_path, **kept_database)
     assert digests(tmp_path / "aligned") == digests(undisturbed / "aligned")
 
 
-def family_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """All that the process started and that is there now; none if it has ended."""
-    if process.poll() is not None:
-        return []
-    return psutil.Process(process.pid).children(recursive=True)
+def living(folder: Path) -> list[psutil.Process]:
+    """Every process, whoever its parent is now, that stems from a run started in `folder` (known by its HOME)."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("HOME") == str(folder / "home"):
+                found.append(process)
+    return found
 
 
 def run_id_of(answer: subprocess.CompletedProcess[str]) -> str:
@@ -135,8 +138,7 @@ def run_id_of(answer: subprocess.CompletedProcess[str]) -> str:
 
 def test_bare_name_runs_the_deployment(served: ServedPrefect, tmp_path: Path) -> None:
     """Without parameters, with a path, with an object; from the repository and from another directory. All run side by side."""
-    lines = (BUNDLED / "udhr.jsonl").read_text(encoding="utf-8").splitlines()[:20]
-    config = write_config(served.folder, lines, output="by path")
+    config = write_config(served.folder, bundled_lines(20), output="by path")
     elsewhere = {"cwd": tmp_path, "PREFECT_PLUGINS_ENABLED": "1"}
     bundled = run_id_of(served.command("deployment", "run", "preprocess"))
     by_path = run_id_of(served.command("deployment", "run", "--param", "config=small.yaml", "preprocess"))
