@@ -20,7 +20,8 @@ from xtok.shards.read import open_dataset
 from xtok.shards.verify import verify_dataset
 
 SCRIPT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 from schemas.config import PreprocessConfig
 from xtok.shards.pipeline import preprocess
 preprocess(PreprocessConfig.model_validate_json(sys.argv[1]), progress=lambda *event: print(*event, flush=True))
