@@ -53,10 +53,9 @@ class _Problem(NamedTuple):
     def block_rows(self) -> int:
         return min(self.tile_rows, elementwise_block_rows(self.head.weight.shape[0], self.head.weight.device))
 
-    def load_teacher_(self, rows: slice, target: Parts) -> None:
-        """Copy teacher rows `rows` into `target`, widened to the compute dtype."""
-        for part, source in zip(target, self.head.layout.split(self.teacher.take(rows)), strict=True):
-            part.copy_(source)
+    def teacher_parts(self, rows: slice) -> Parts:
+        """Teacher rows `rows` in the layout of the tiles and in the compute dtype; a view where no widening is needed."""
+        return self.head.layout.split(self.teacher.take(rows).to(self.head.dtype))
 
 
 class _RowResults(NamedTuple):
@@ -149,25 +148,25 @@ def _one_rank(problem: _Problem) -> _RowResults:
         for block in row_slices(tile.stop - tile.start, block_rows):
             rows = slice(tile.start + block.start, tile.start + block.stop)
             used = slice(0, block.stop - block.start)
-            student, teacher = slice_rows(logits, block), slice_rows(teacher_block, used)
-            problem.load_teacher_(rows, teacher)
-            measure_and_exponentiate_(student, teacher, statistics[used])
+            student, teacher_exp = slice_rows(logits, block), slice_rows(teacher_block, used)
+            measure_and_exponentiate_(student, problem.teacher_parts(rows), teacher_exp, statistics[used])
             combined = combine_row_statistics(statistics[used], None)
             cross_entropy[rows] = combined.cross_entropy
             if gradient is not None:
-                softmax_difference_(student, teacher, combined.student_scale, combined.teacher_scale)
+                softmax_difference_(student, teacher_exp, combined.student_scale, combined.teacher_scale)
         if gradient is not None:
             head.pull_back_(logits, gradient[tile])
     return _RowResults(cross_entropy, gradient)
 
 
 def _measure_tile_(problem: _Problem, tile: slice, student: Parts, teacher: Parts, statistics: Tensor) -> None:
-    """Project and exponentiate one tile of student and teacher, a few rows at a time; statistics [c, 5] of its rows."""
+    """Project one tile, then exponentiate its student and teacher logits a few rows at a time; statistics [c, 5] of its rows."""
     problem.head.project_(problem.hidden.take(tile), student)
     for block in row_slices(tile.stop - tile.start, problem.block_rows()):
         rows = slice(tile.start + block.start, tile.start + block.stop)
-        problem.load_teacher_(rows, slice_rows(teacher, block))
-        measure_and_exponentiate_(slice_rows(student, block), slice_rows(teacher, block), statistics[block])
+        measure_and_exponentiate_(
+            slice_rows(student, block), problem.teacher_parts(rows), slice_rows(teacher, block), statistics[block]
+        )
 
 
 def _sharded_one_tile(problem: _Problem, tp_group: dist.ProcessGroup | None) -> _RowResults:

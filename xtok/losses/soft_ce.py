@@ -68,29 +68,28 @@ def finite_maximum(maximum: Tensor) -> Tensor:
     return maximum.masked_fill(maximum == -torch.inf, 0.0)
 
 
-def measure_and_exponentiate_(student: Parts, teacher: Parts, statistics: Tensor) -> None:
-    """Replace student by exp(s - m) and teacher by exp(t - k) in place; write the five numbers of each row to `statistics` [r, 5].
+def measure_and_exponentiate_(student: Parts, teacher: Parts, teacher_exp: Parts, statistics: Tensor) -> None:
+    """student := exp(s - m) in place, teacher_exp := exp(t - k); the five numbers of each row go to `statistics` [r, 5].
 
-    Both are fp32 (fp64) [blocks, r, columns] in one layout.
+    All are [blocks, r, columns] in one layout and in the compute dtype; `teacher` is only read.
     """
     teacher_max = row_amax(teacher)
     student_max = row_amax(student)
     teacher_origin = finite_maximum(teacher_max).unsqueeze(-1)
     student_origin = finite_maximum(student_max).unsqueeze(-1)
     products = []
-    for student_part, teacher_part in zip(student, teacher, strict=True):
-        teacher_part.sub_(teacher_origin).exp_()
-        student_part.sub_(student_origin)
-        products.append(student_part * teacher_part)
+    for student_part, teacher_part, exp_part in zip(student, teacher, teacher_exp, strict=True):
+        torch.sub(teacher_part, teacher_origin, out=exp_part).exp_()
+        products.append(student_part.sub_(student_origin) * exp_part)
     dot = row_sum(tuple(products))
     if bool(dot.isnan().any()):
         # Either 0 * (-inf), which counts as 0, or a real NaN, which stays: it is in the row's maximum, hence in every weight.
-        for product, teacher_part in zip(products, teacher, strict=True):
-            product.masked_fill_(teacher_part == 0, 0.0)
+        for product, exp_part in zip(products, teacher_exp, strict=True):
+            product.masked_fill_(exp_part == 0, 0.0)
         dot = row_sum(tuple(products))
     for student_part in student:
         student_part.exp_()
-    torch.stack((student_max, row_sum(student), teacher_max, row_sum(teacher), dot), dim=-1, out=statistics)
+    torch.stack((student_max, row_sum(student), teacher_max, row_sum(teacher_exp), dot), dim=-1, out=statistics)
 
 
 def softmax_difference_(student: Parts, teacher: Parts, student_scale: Tensor, teacher_scale: Tensor) -> None:
@@ -150,8 +149,8 @@ class VocabParallelSoftCE(torch.autograd.Function):
             place = rows if keep else slice(0, rows.stop - rows.start)
             student_tile, teacher_tile = tiles[0, :, place], tiles[1, :, place]
             student_tile[0].copy_(student.take(rows))
-            teacher_tile[0].copy_(teacher.take(rows))
-            measure_and_exponentiate_((student_tile,), (teacher_tile,), statistics[rows])
+            teacher_rows = teacher.take(rows).to(tiles.dtype).unsqueeze(0)
+            measure_and_exponentiate_((student_tile,), (teacher_rows,), (teacher_tile,), statistics[rows])
         combined = combine_row_statistics(statistics, tp_group)
         ctx.shape, ctx.dtype, ctx.supervision = student_logits.shape, student_logits.dtype, supervision
         ctx.block_rows, ctx.keep = block_rows, keep
