@@ -54,10 +54,10 @@ class TokenAligner:
         """Align B rows.
 
         student_ids: integer [B, Ts], teacher_ids: integer [B, Tt], as shown to the models (specials and padding included).
-        student_offsets: integer [B, Ts, 2], teacher_offsets: integer [B, Tt, 2], half-open character spans, (0, 0) on specials and padding; used only
-        for rows whose bytes do not verify. None means unknown: such rows keep role pairs only. Attention masks: [B, T], 0 marks padding
-        (on either end); None means that there is no padding. Returns CPU tensors; see `AlignmentBatch`. ValueError for shapes
-        that do not fit, TokenizerError for ids that a tokenizer does not have.
+        student_offsets: integer [B, Ts, 2], teacher_offsets: integer [B, Tt, 2], half-open character spans, (0, 0) on specials
+        and padding; used only for rows whose bytes do not verify. None means unknown: such rows keep role pairs only. Attention
+        masks: [B, T], 0 marks padding (on either end); None means that there is no padding. Returns CPU tensors; see
+        `AlignmentBatch`. ValueError for shapes that do not fit, TokenizerError for ids that a tokenizer does not have.
         """
         if student_ids.ndim != 2 or teacher_ids.ndim != 2 or len(student_ids) != len(teacher_ids):
             raise ValueError(

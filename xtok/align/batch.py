@@ -61,8 +61,9 @@ class AlignmentBatch:
     ) -> AlignmentBatch:
         """Padded tensors of a flat alignment whose documents are the rows.
 
-        student_offsets, teacher_offsets: int64 [B + 1], the tokens of each row. student_length, teacher_length: Ts and Tt. Rows are padded on
-        the right, unless student_places / teacher_places (int64 [N], row * length + position) say where each token stands.
+        student_offsets, teacher_offsets: int64 [B + 1], the tokens of each row. student_length, teacher_length: Ts and Tt. Rows
+        are padded on the right, unless student_places / teacher_places (int64 [N], row * length + position) say where each
+        token stands.
         ValueError for a row longer than the length.
         """
         student = _places(student_offsets, student_length, "student") if student_places is None else student_places
@@ -115,4 +116,3 @@ def _padded(values: npt.NDArray[np.generic], places: IntArray, shape: tuple[int,
     table = np.full(shape[0] * shape[1], fill, dtype=dtype)
     table[places] = values
     return torch.from_numpy(table.reshape(shape))
-

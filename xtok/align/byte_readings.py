@@ -30,15 +30,17 @@ __all__ = ["TokenReadings", "check_ids", "document_ranges", "equal_prefixes", "r
 class TokenReadings:
     """Bytes of every id in every reading.
 
-    values: large_binary [V + extra], the plain readings first. unprefixed, literal, role_mark: int32 [V], where an id's other reading
-    stands in `values` (its own plain one where it has no other). begins_blank: bool [V], first byte is a blank.
-    second_blank: bool [V], so is the second. is_lone_blank: bool [V], it is nothing but one blank. is_special: bool [V].
+    values: large_binary [V + extra], the plain readings first. unprefixed, literal, role_mark: int32 [V], where an id's other
+    reading stands in `values` (its own plain one where it has no other). text: int32 [V], the reading of the offset route:
+    special tokens are literal, pieces that continue a word have lost WordPiece's `##`. begins_blank: bool [V], first byte is a
+    blank. second_blank: bool [V], so is the second. is_lone_blank: bool [V], it is nothing but one blank. is_special: bool [V].
     """
 
     values: pa.LargeBinaryArray
     unprefixed: npt.NDArray[np.int32]
     literal: npt.NDArray[np.int32]
     role_mark: npt.NDArray[np.int32]
+    text: npt.NDArray[np.int32]
     begins_blank: BoolArray
     second_blank: BoolArray
     is_lone_blank: BoolArray
@@ -63,6 +65,8 @@ def _build_readings(adapter: TokenizerAdapter) -> TokenReadings:
     blank = np.append(data == ord(" "), np.zeros(2, dtype=bool))
     first, second = (blank[cuts[:-1] + at] & (np.diff(cuts) > at) for at in (0, 1))
     blank_ids = np.flatnonzero(first)
+    continuing = _continuing_pieces(adapter, data, cuts)
+    in_order = np.arange(len(continuing), dtype=np.int32)
     special_ids = np.array(sorted(table.special_content), dtype=np.int64)
     role_ids = np.flatnonzero((table.role_code == BOS) | (table.role_code == EOS))
     role_bytes = [bytes([0xF8 + int(code)]) for code in table.role_code[role_ids]]  # no UTF-8 text holds these bytes
@@ -77,9 +81,26 @@ def _build_readings(adapter: TokenizerAdapter) -> TokenReadings:
             _without_first_byte(*take_bytes_of(table.values, blank_ids.astype(np.int32))),
             pa.array([table.special_content[int(token_id)] for token_id in special_ids], pa.large_binary()),
             pa.array(role_bytes, pa.large_binary()),
+            _without_first_byte(*take_bytes_of(_without_first_byte(*take_bytes_of(table.values, continuing)), in_order)),
         ]
     )
-    return TokenReadings(values, *columns, first, second, first & (table.lengths == 1), np.asarray(table.is_special))
+    unprefixed, literal, role_mark = columns
+    text = literal.copy()
+    text[continuing] = np.arange(at, at + len(continuing))
+    return TokenReadings(
+        values, unprefixed, literal, role_mark, text, first, second, first & (table.lengths == 1), np.asarray(table.is_special)
+    )
+
+
+def _continuing_pieces(adapter: TokenizerAdapter, data: npt.NDArray[np.uint8], cuts: IntArray) -> npt.NDArray[np.int32]:
+    """int32: ids of the pieces that continue a word in a WordPiece vocabulary, none in others.
+
+    A vocabulary on the offset route in which such pieces are common is WordPiece; elsewhere `##` is text (a heading).
+    """
+    hash_at = np.append(data == ord("#"), np.zeros(2, dtype=bool))
+    ids = np.flatnonzero(hash_at[cuts[:-1]] & hash_at[cuts[:-1] + 1] & (np.diff(cuts) > 2)).astype(np.int32)
+    is_wordpiece = adapter.route == "offset" and len(ids) > 0.02 * len(cuts)
+    return ids if is_wordpiece else ids[:0]
 
 
 def _without_first_byte(data: npt.NDArray[np.uint8], cuts: IntArray) -> pa.LargeBinaryArray:

@@ -1,9 +1,9 @@
 """Cuts to chunks: the one algorithm behind text mode, chat mode and the offset route.
 
-A side's tokens lie on a line as half-open places. A cut is a place where one of its tokens begins or ends; a chunk is a maximal run
-between two neighbouring cuts that both sides share and both sides cover without a hole. Each side's cuts are marked in a boolean array over
-the line, looked up at the other side's ends, and a running count of what is shared numbers the slots between shared cuts:
-equal cuts give equal numbers on both sides, so nothing is sorted and nothing is joined.
+A side's tokens lie on a line as half-open places. A cut is a place where one of its tokens begins or ends; a chunk is a maximal
+run between two neighbouring cuts that both sides share and both sides cover without a hole. Each side's cuts are marked in a
+boolean array over the line, looked up at the other side's ends, and a running count of what is shared numbers the slots between
+shared cuts: equal cuts give equal numbers on both sides, so nothing is sorted and nothing is joined.
 
 Shape legend: D = documents, N = tokens of one side over all documents, I = islands (runs of touching tokens) of one side,
 K = shared cuts, L = length of the line.
@@ -57,9 +57,10 @@ class Chunks:
 class LineSide:
     """One side of all documents on one common line.
 
-    ends: int64 [N]. offsets: int64 [D + 1]. zero: int64, sorted indices of zero-width tokens. silent: int64, sorted indices, a part of
-    `zero`, of tokens outside the lattice, whose end is set to length + 1. An island is a run of touching tokens, kept at least one place away from the
-    next; island_first int64 [I], the index of its first token, sorted; island_start, island_end int64 [I], its places.
+    ends: int64 [N]. offsets: int64 [D + 1]. zero: int64, sorted indices of zero-width tokens. silent: int64, sorted indices, a
+    part of `zero`, of tokens outside the lattice, whose end is set to length + 1. An island is a run of touching tokens, kept at
+    least one place away from the next; island_first int64 [I], the index of its first token, sorted; island_start, island_end
+    int64 [I], its places.
     """
 
     ends: IntArray
@@ -123,8 +124,8 @@ def _marks(side: LineSide, length: int) -> BoolArray:
 def _slots(side: LineSide, other_marks: BoolArray) -> tuple[npt.NDArray[np.int32], BoolArray, BoolArray]:
     """Number of shared cuts at or before each token's start.
 
-    Returns slot int32 [N + 1] (the last entry counts all shared cuts) and, per island, whether its start and its end are shared. A side counts
-    each of its cuts once: the end of every token with a width, and the start of every island.
+    Returns slot int32 [N + 1] (the last entry counts all shared cuts) and, per island, whether its start and its end are shared.
+    A side counts each of its cuts once: the end of every token with a width, and the start of every island.
     """
     events = np.zeros(len(side.ends) + 1, dtype=np.int8)
     np.take(other_marks.view(np.int8), side.ends, out=events[1:], mode="clip")

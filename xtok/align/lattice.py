@@ -57,9 +57,9 @@ def align_flat(
 ) -> FlatAlignment:
     """Chunks of D documents, each tokenized by both sides, ids as shown to the models (added specials included).
 
-    spans: asked once, with the sorted int64 indices of the documents whose bytes do not verify; see `SpanLookup` for what it returns. Without
-    it, such a document has role pairs only. Either side may be truncated. TokenizerError for an id that its tokenizer does not
-    have, ValueError for sides with different numbers of documents.
+    spans: asked once, with the sorted int64 indices of the documents whose bytes do not verify; see `SpanLookup` for what it
+    returns. Without it, such a document has role pairs only. Either side may be truncated. TokenizerError for an id that its
+    tokenizer does not have, ValueError for sides with different numbers of documents.
     """
     if student_tokens.num_texts != teacher_tokens.num_texts:
         raise ValueError(
@@ -77,7 +77,9 @@ def align_flat(
     pairs = pair_roles((student, student_tokens, content[0].outside), (teacher, teacher_tokens, content[1].outside))
     layout = _lay_out(content[0].extents, content[1].extents, pairs)
     chunks = chunks_on_line(
-        _line_side(sides[0], content[0], layout, pairs.student), _line_side(sides[1], content[1], layout, pairs.teacher), layout.length
+        _line_side(sides[0], content[0], layout, pairs.student),
+        _line_side(sides[1], content[1], layout, pairs.teacher),
+        layout.length,
     )
     alignment = FlatAlignment.from_chunks(chunks, route=np.where(check.is_verified, BYTE_ROUTE, OFFSET_ROUTE).astype(np.uint8))
     if by_offset[0] is None or by_offset[1] is None:
@@ -181,4 +183,3 @@ def _byte_islands(side: Side, content: _Content, layout: _Layout) -> tuple[IntAr
     documents = np.flatnonzero(content.in_lattice & (first < side.tokens.offsets[1:] - content.outside.num_trailing))
     start = layout.content[documents]
     return first[documents], start, start + content.extents[documents]
-

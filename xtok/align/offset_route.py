@@ -29,8 +29,8 @@ __all__ = ["OffsetPlaces", "SpanLookup", "correct_chunks", "offset_places"]
 class SpanLookup:
     """Character spans in the original text of all tokens of the documents asked for, in their order.
 
-    student int32 [Ms, 2], teacher int32 [Mt, 2]: half-open; (0, 0) for added specials and for tokens without a span. A document in which one
-    side has no span at all counts as having none.
+    student int32 [Ms, 2], teacher int32 [Mt, 2]: half-open; (0, 0) for added specials and for tokens without a span. A document
+    in which one side has no span at all counts as having none.
     """
 
     student: npt.NDArray[np.integer]
@@ -79,7 +79,9 @@ class _Spans:
         self.side = side
         self.index, self.bounds = document_ranges(side.tokens.offsets, documents)
         if spans.shape != (len(self.index), 2):
-            raise ValueError(f"{name} spans have shape {spans.shape} for {len(self.index)} tokens: one (start, end) a token is needed")
+            raise ValueError(
+                f"{name} spans have shape {spans.shape} for {len(self.index)} tokens: one (start, end) a token is needed"
+            )
         self.starts, self.ends = spans[:, 0].astype(np.int64), spans[:, 1].astype(np.int64)
         self.is_wide = (self.ends > self.starts) & (self.starts >= 0)
         self.document = np.repeat(np.arange(len(documents)), np.diff(self.bounds))
@@ -112,7 +114,9 @@ class _Groups:
     wide: int64 [W], positions among the M tokens. group: int64 [W]. begin, end: int64 [G], document: int64 [G].
     """
 
-    def __init__(self, spans: _Spans, active: BoolArray, wide: IntArray, starts: IntArray, ends: IntArray, bases: IntArray) -> None:
+    def __init__(
+        self, spans: _Spans, active: BoolArray, wide: IntArray, starts: IntArray, ends: IntArray, bases: IntArray
+    ) -> None:
         self.spans, self.active, self.wide, self.bases = spans, active, wide, bases
         ended_by = np.maximum.accumulate(ends) if len(wide) else ends
         starts_from = np.minimum.accumulate(starts[::-1])[::-1] if len(wide) else starts
@@ -124,7 +128,7 @@ class _Groups:
         self.begin, self.end = starts_from[self.first], ended_by[self.last]
         self.raw_width = self.end - self.begin
         self.document = spans.document[wide[self.first]]
-        self.data, self.cuts = _literal_bytes(spans.side, spans.ids[wide])
+        self.data, self.cuts = _text_bytes(spans.side, spans.ids[wide])
 
     def kinds(self, length: int) -> npt.NDArray[np.uint8]:
         """uint8 [L]: 1 text, 2 blank, where the ids tell the characters one by one; 0 unknown."""
@@ -213,13 +217,11 @@ def _last_text(kinds: npt.NDArray[np.uint8]) -> IntArray:
     return np.maximum.accumulate(np.where(kinds != 2, np.arange(len(kinds)), -1))
 
 
-def _literal_bytes(side: Side, ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.uint8], IntArray]:
-    return take_bytes(side.readings, np.where(side.readings.is_special[ids], side.readings.literal[ids], ids))
+def _text_bytes(side: Side, ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.uint8], IntArray]:
+    return take_bytes(side.readings, side.readings.text[ids])
 
 
-_BLANKS = tuple(
-    char.encode() for char in map(chr, range(0x3001)) if char.isspace()
-)
+_BLANKS = tuple(char.encode() for char in map(chr, range(0x3001)) if char.isspace())
 
 
 def _is_blank(data: npt.NDArray[np.uint8]) -> BoolArray:
@@ -265,7 +267,7 @@ class _ChunkBytes:
         chunk = chunk_id[index] + alignment.pair_offsets[document[kept]]
         first = np.flatnonzero(np.append(True, chunk[1:] != chunk[:-1])) if len(chunk) else np.empty(0, dtype=np.int64)
         self.chunk = chunk[first]
-        data, cuts = _literal_bytes(side, side.tokens.ids[index])
+        data, cuts = _text_bytes(side, side.tokens.ids[index])
         self._data, bounds = data.tobytes(), cuts[np.append(first, len(index))].tolist()
         self._begin, self._end = bounds[:-1], bounds[1:]
         self.lacks_blanks = np.logical_or.reduceat(places.lacks_blanks[kept], first).tolist() if len(first) else []

@@ -27,7 +27,7 @@ def has_same_text(student: bytes, teacher: bytes, *, student_may_lack_blanks: bo
     left_runs, right_runs = _runs(left_parts), _runs(right_parts)
     for place in left_runs.keys() | right_runs.keys():
         one, other = left_runs.get(place, ""), right_runs.get(place, "")
-        if not one and not student_may_lack_blanks or not other and not teacher_may_lack_blanks:
+        if (not one and not student_may_lack_blanks) or (not other and not teacher_may_lack_blanks):
             return False
         if one and other and one != other and one.strip(" ") and other.strip(" "):
             return False

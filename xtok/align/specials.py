@@ -1,8 +1,8 @@
 """Special tokens: outside the lattice, paired between the sides by role.
 
-Only the runs of specials at a document's beginning and end are added by tokenizers; they pair BOS with BOS and EOS with EOS, the k-th with the
-k-th, wherever they stand and whatever the other side lacks. Pairs never cross: one that would break the order of chunks is
-left out. Padding and unknown tokens pair with nothing.
+Only the runs of specials at a document's beginning and end are added by tokenizers; they pair BOS with BOS and EOS with EOS, the
+k-th with the k-th, wherever they stand and whatever the other side lacks. Pairs never cross: one that would break the order of
+chunks is left out. Padding and unknown tokens pair with nothing.
 
 Shape legend: D = documents, N = tokens of one side, S = special tokens of one side, R = role pairs.
 """
@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from xtok.align.cuts import BoolArray, IntArray
-from xtok.tokenizers.adapter import TokenizerAdapter
 from xtok.tokenizers import ROLES
+from xtok.tokenizers.adapter import TokenizerAdapter
 from xtok.tokenizers.flat import FlatTokens
 
-__all__ = ["BOS", "EOS", "RolePairs", "Specials", "find_specials", "pair_roles"]
+__all__ = ["BOS", "EOS", "UNK", "RolePairs", "Specials", "find_specials", "pair_roles"]
 
-BOS, EOS = 1 + ROLES.index("bos"), 1 + ROLES.index("eos")
+BOS, EOS, UNK = (1 + ROLES.index(role) for role in ("bos", "eos", "unk"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from xtok.align.byte_readings import check_ids, document_ranges, equal_prefixes, readings_of, take_bytes
 from xtok.align.cuts import BoolArray, IntArray
-from xtok.align.specials import Specials, find_specials
+from xtok.align.specials import UNK, Specials, find_specials
 from xtok.tokenizers.adapter import TokenizerAdapter
 from xtok.tokenizers.flat import FlatTokens
 
@@ -61,14 +61,15 @@ class Side:
         index, offsets = document_ranges(self.tokens.offsets, documents)
         return Side(self.adapter, FlatTokens(self.tokens.ids[index], offsets)), index
 
-    def remainder_begins_blank(self) -> BoolArray:
-        """bool [D]: what follows the first content byte begins with a blank."""
-        ids, offsets = self.tokens.ids, self.tokens.offsets
+    def remainder_begins_blank(self, *, if_empty: bool = False) -> BoolArray:
+        """bool [D]: what follows the first content byte begins with a blank; `if_empty` where nothing follows."""
+        ids = self.tokens.ids
         alone = self.readings.is_lone_blank[self.first_id]
         following = self.first_content + 1
-        exists = following < offsets[1:]
+        exists = following < self.tokens.offsets[1:] - self.specials.num_trailing
         next_id = ids[np.where(exists, following, 0)] if len(ids) else self.first_id
-        return np.where(alone, exists & self.readings.begins_blank[next_id], self.readings.second_blank[self.first_id])
+        following_blank = np.where(exists, self.readings.begins_blank[next_id], if_empty)
+        return np.where(alone, following_blank, self.readings.second_blank[self.first_id])
 
     def columns(self, without_prefix: BoolArray, reading: SpecialReading) -> npt.NDArray[np.int32]:
         """int32 [N]: entry of `readings.values` for each token. without_prefix: bool [D], leave out the dummy prefix blank."""
@@ -87,6 +88,12 @@ class Side:
     def num_literal(self, reading: SpecialReading) -> IntArray:
         """int64 [D]: special tokens that stand for their text in this reading."""
         return np.bincount(self.specials.document[self._literal(reading)], minlength=len(self.first_content))
+
+    def has_unknown(self, reading: SpecialReading) -> BoolArray:
+        """bool [D]: some UNK token stands for text that its id does not tell."""
+        role_code = self.adapter.table.role_code[self.tokens.ids[self.specials.index]]
+        unknown = (role_code == UNK) & ~self._literal(reading)
+        return np.bincount(self.specials.document[unknown], minlength=len(self.first_content)) > 0
 
     def _amid(self) -> BoolArray:
         return ~(self.specials.leads | self.specials.trails)
@@ -126,25 +133,38 @@ class Verification:
 
 
 def verify(student: Side, teacher: Side) -> Verification:
-    """Which documents hold the same bytes on both sides, up to the end of the shorter, and where their tokens are cut."""
+    """Which documents hold the same bytes on both sides, up to the end of the shorter, and where their tokens are cut.
+
+    Where one tokenizer drops or rewrites text as a rule (its route is "offset"), both sides must end together. A reading in which
+    both sides end together settles a document; of others the one that covers most bytes is kept.
+    """
     without = _prefix_guess(student, teacher), _prefix_guess(teacher, student)
-    verified, student_cuts, teacher_cuts = _compare(student, teacher, without, READINGS[0])
-    if verified.all():
-        return Verification(verified, student_cuts, teacher_cuts)
+    first = _compare(student, teacher, without, READINGS[0])
+    covered, is_whole = first.covered.copy(), first.is_whole.copy()
+    if is_whole.all():
+        return Verification(covered >= 0, first.student_cuts, first.teacher_cuts)
     student_changes: list[tuple[IntArray, IntArray]] = []
     teacher_changes: list[tuple[IntArray, IntArray]] = []
+    fits = covered >= 0
     for flips, reading in _other_readings():
-        documents = np.flatnonzero(~verified & _applies(student, teacher, flips, reading))
+        if flips == (False, False):
+            fits = np.zeros(len(covered), dtype=bool)
+        documents = np.flatnonzero(~is_whole & ~fits & _applies(student, teacher, flips, reading, covered))
         if not len(documents):
             continue
         (left, left_index), (right, right_index) = student.select(documents), teacher.select(documents)
         chosen = without[0][documents] ^ flips[0], without[1][documents] ^ flips[1]
-        found, left_cuts, right_cuts = _compare(left, right, chosen, reading)
-        if found.any():
-            verified[documents[found]] = True
-            student_changes.append(_lengths_of(left, left_index, left_cuts, found))
-            teacher_changes.append(_lengths_of(right, right_index, right_cuts, found))
-    return Verification(verified, _patched(student_cuts, student_changes), _patched(teacher_cuts, teacher_changes))
+        found = _compare(left, right, chosen, reading)
+        fits[documents] = found.covered >= 0
+        better = found.is_whole | (found.covered > covered[documents])
+        if better.any():
+            covered[documents[better]] = found.covered[better]
+            is_whole[documents[better]] = found.is_whole[better]
+            student_changes.append(_lengths_of(left, left_index, found.student_cuts, better))
+            teacher_changes.append(_lengths_of(right, right_index, found.teacher_cuts, better))
+    return Verification(
+        covered >= 0, _patched(first.student_cuts, student_changes), _patched(first.teacher_cuts, teacher_changes)
+    )
 
 
 def _prefix_guess(side: Side, other: Side) -> BoolArray:
@@ -157,7 +177,8 @@ def _prefix_guess(side: Side, other: Side) -> BoolArray:
         return np.zeros(len(side.first_content), dtype=bool)
     text_begins_blank = other.begins_blank if other_kind == "never" else other.remainder_begins_blank()
     if kind == "always":
-        return side.may_have_prefix & (side.remainder_begins_blank() | ~text_begins_blank)
+        # A blank with nothing after it is the dummy prefix of a truncated text.
+        return side.may_have_prefix & (side.remainder_begins_blank(if_empty=True) | ~text_begins_blank)
     return side.may_have_prefix & ~text_begins_blank
 
 
@@ -168,30 +189,42 @@ def _other_readings() -> Iterator[tuple[Flips, Reading]]:
                 yield (flips[0], flips[1]), reading
 
 
-def _applies(student: Side, teacher: Side, flips: Flips, reading: Reading) -> BoolArray:
-    """bool [D]: documents for which this reading says anything new."""
-    applies = np.ones(len(student.first_content), dtype=bool)
+def _applies(student: Side, teacher: Side, flips: Flips, reading: Reading, covered: IntArray) -> BoolArray:
+    """bool [D]: documents for which this reading says anything new. covered: int64 [D], bytes that some reading made equal, or -1."""
+    applies = np.ones(len(covered), dtype=bool)
     for side, flip in zip((student, teacher), flips, strict=True):
         if flip:
             applies &= side.may_have_prefix
+    if reading[0] == "none":
+        return applies & (covered < 0) & (student.num_literal("amid") + teacher.num_literal("amid") > 0)
+    if "all" in reading:  # what the tokenizer adds by itself is quoted text only where nothing else fits
+        applies &= covered <= 0
     if reading[0] != "marks":
-        literal = ("amid", "amid") if reading[0] == "none" else reading
-        applies &= student.num_literal(literal[0]) + teacher.num_literal(literal[1]) > 0
+        applies &= student.num_literal(reading[0]) + teacher.num_literal(reading[1]) > 0
     return applies
 
 
-def _compare(
-    student: Side,
-    teacher: Side,
-    without_prefix: tuple[BoolArray, BoolArray],
-    reading: Reading,
-) -> tuple[BoolArray, IntArray, IntArray]:
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """covered: int64 [D], equal bytes up to the end of the shorter side, -1 where they differ. is_whole: bool [D], both end there."""
+
+    covered: IntArray
+    is_whole: BoolArray
+    student_cuts: IntArray
+    teacher_cuts: IntArray
+
+
+def _compare(student: Side, teacher: Side, without_prefix: tuple[BoolArray, BoolArray], reading: Reading) -> _Comparison:
     student_bytes, student_cuts = take_bytes(student.readings, student.columns(without_prefix[0], reading[0]))
     teacher_bytes, teacher_cuts = take_bytes(teacher.readings, teacher.columns(without_prefix[1], reading[1]))
-    equal = equal_prefixes(
-        student_bytes, student_cuts[student.tokens.offsets], teacher_bytes, teacher_cuts[teacher.tokens.offsets]
-    )
-    return equal, student_cuts, teacher_cuts
+    student_bounds, teacher_bounds = student_cuts[student.tokens.offsets], teacher_cuts[teacher.tokens.offsets]
+    equal = equal_prefixes(student_bytes, student_bounds, teacher_bytes, teacher_bounds)
+    equal &= ~(student.has_unknown(reading[0]) | teacher.has_unknown(reading[1]))
+    student_lengths, teacher_lengths = np.diff(student_bounds), np.diff(teacher_bounds)
+    if "offset" in (student.adapter.route, teacher.adapter.route):
+        equal &= student_lengths == teacher_lengths  # what is missing may have been dropped rather than cut off
+    covered = np.where(equal, np.minimum(student_lengths, teacher_lengths), -1)
+    return _Comparison(covered, equal & (student_lengths == teacher_lengths), student_cuts, teacher_cuts)
 
 
 def _lengths_of(side: Side, index: IntArray, cuts: IntArray, chosen: BoolArray) -> tuple[IntArray, IntArray]:
