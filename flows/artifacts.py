@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import cast
 from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, create_table_artifact, update_progress_artifact
@@ -19,7 +20,8 @@ class ProgressBar:
     def __init__(self, total: int) -> None:
         self.total = total
         self._shown_at = 0.0
-        self._artifact: UUID = create_progress_artifact(progress=0.0, key="preprocess-progress", description=f"{total} parts")
+        created = create_progress_artifact(progress=0.0, key="preprocess-progress", description=f"{total} parts")
+        self._artifact = cast(UUID, created)  # a coroutine only where an event loop runs, which is never so in our flows
 
     def update(self, done: int) -> None:
         """Show that `done` parts of the total are finished."""

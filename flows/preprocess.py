@@ -21,7 +21,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prefect import flow, get_run_logger, task, unmapped
 from prefect.cache_policies import NO_CACHE
@@ -48,7 +48,7 @@ from xtok.shards.records import PartJob, part_jobs
 __all__ = ["main", "preprocess"]
 
 # Threads only wait for the pool's processes, which bound what really runs; the rest of the parts waits in their queue.
-NUM_THREADS = 2 * (os.cpu_count() or 1) + 2
+THREADS: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2 * (os.cpu_count() or 1) + 2)
 
 
 @task(name="plan", persist_result=False, cache_policy=NO_CACHE)
@@ -69,7 +69,7 @@ def publish_task(run: RunPlan, entries: list[PartEntry], config: PreprocessConfi
     return publish(run, entries, config)
 
 
-@flow(name="preprocess", task_runner=ThreadPoolTaskRunner(max_workers=NUM_THREADS), persist_result=False)
+@flow(name="preprocess", task_runner=cast(Any, THREADS), persist_result=False)
 def preprocess(config: str | dict[str, Any] | None = None) -> Manifest:
     """Raw text or chats in, aligned Parquet shards out.
 

@@ -50,7 +50,7 @@ def wait_for(condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
 def is_running(process: psutil.Process) -> bool:
     """Neither gone nor a zombie."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
@@ -89,7 +89,8 @@ class ServedPrefect:
             [run] = self.post("/flow_runs/filter", {"flow_runs": {"id": {"any_": [run_id]}}})
             return run if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
 
-        return wait_for(look, seconds=seconds, what=f"the end of flow run {run_id}")
+        ended: dict[str, Any] = wait_for(look, seconds=seconds, what=f"the end of flow run {run_id}")
+        return ended
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ p { margin: .2rem 0 .8rem; opacity: .75; }
 .side { display: block; white-space: pre; min-height: 1.5em; padding: 0 .15rem; }
 .side + .side { border-top: 1px solid #8886; }
 .token + .token { border-left: 1px solid #888; margin-left: 1px; padding-left: 1px; }
-.special { font-style: italic; } .unmasked { opacity: .55; }
+.special { font-style: italic; } .unsupervised { opacity: .55; }
 """
 HUES = (190, 130, 45, 300, 220)
 
@@ -64,5 +64,5 @@ def _side(tokens: Sequence[TokenView]) -> str:
 
 
 def _token(token: TokenView) -> str:
-    kinds = " ".join(["token", *["special"] * token.is_special, *["unmasked"] * (not token.masked)])
+    kinds = " ".join(["token", *["special"] * token.is_special, *["unsupervised"] * (not token.supervised)])
     return f'<bdi class="{kinds}" title="id {token.id}">{escape(token.text)}</bdi>'

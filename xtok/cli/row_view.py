@@ -19,12 +19,12 @@ VISIBLE = {" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽"}
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """One token. text: its bytes made visible. masked: it counts for the loss (`token_mask`)."""
+    """One token. text: its bytes made visible. supervised: it counts for the loss (`token_mask`)."""
 
     id: int
     text: str
     is_special: bool
-    masked: bool
+    supervised: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,11 @@ def token_views(tokenizer: TokenizerAdapter, ids: Sequence[int], mask: Sequence[
     """Views of `ids`; a special token shows its own spelling, any other its bytes."""
     table = tokenizer.table
     views = []
-    for token_id, masked in zip(ids, mask, strict=True):
+    for token_id, supervised in zip(ids, mask, strict=True):
         is_special = bool(table.is_special[token_id])
         content = table.special_content.get(token_id) if is_special else None
         data = content if content is not None else bytes(table.values[token_id].as_py())
-        views.append(TokenView(token_id, spell(data), is_special, masked))
+        views.append(TokenView(token_id, spell(data), is_special, supervised))
     return tuple(views)
 
 

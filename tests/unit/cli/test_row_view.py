@@ -16,7 +16,7 @@ from xtok.cli.row_view import ChunkView, RowView, TokenView, pair_chunks, spell
 
 
 def tokens(*texts: str) -> tuple[TokenView, ...]:
-    return tuple(TokenView(id=at, text=text, is_special=text.startswith("<"), masked=True) for at, text in enumerate(texts))
+    return tuple(TokenView(id=at, text=text, is_special=text.startswith("<"), supervised=True) for at, text in enumerate(texts))
 
 
 def row_of(chunks: tuple[ChunkView, ...], sample_id: str = "doc-1") -> RowView:
