@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from schemas.manifest import FileEntry, PartEntry, SideCounts
 from schemas.tables import REJECT_SCHEMA, STUDENT_SCHEMA, TEACHER_SCHEMA, reject_side
 from xtok import storage
-from xtok.errors import ConfigError, DatasetMismatchError
+from xtok.errors import DatasetMismatchError
 from xtok.shards.columns import reject_columns
 from xtok.shards.plan import row_fields
 from xtok.shards.records import HeldSides, PartJob, held_sides, part_path, side_digests, write_record
@@ -38,8 +38,6 @@ def part_is_done(job: PartJob) -> PartEntry | None:
 
 def run_part(job: PartJob) -> PartEntry:
     """Builds what is missing of one part; returns its entry. Raises StorageError, TokenizerError, DatasetMismatchError."""
-    if job.config.mode != "text":
-        raise ConfigError(f"mode {job.config.mode!r}: this build of the shards handles text")
     held = held_sides(job)
     if held.complete and held.record is not None:
         return held.record

@@ -31,6 +31,8 @@ def preprocess(config: PreprocessConfig, *, progress: Progress | None = None, ru
     """
     config = absolute_config(config)
     if runner is None:
+        if config.engine != "local":
+            raise ConfigError(f"engine: {config.engine!r} needs a runner of its own; leave it out to use this machine's processes")
         with WorkerPool(config.workers) as pool:
             return preprocess(config, progress=progress, runner=pool)
     run = plan_dataset(config, runner, progress)

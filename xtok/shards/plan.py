@@ -69,6 +69,8 @@ class RunPlan:
 
 def make_plan(config: PreprocessConfig, runner: Runner, progress: Progress | None = None) -> RunPlan:
     """The plan of a configuration. Raises ConfigError, StorageError or TokenizerError before anything is written."""
+    if config.mode != "text":
+        raise ConfigError(f"mode: {config.mode!r} is not available in preprocessing yet; use text")
     files = find_sources(config.sources)
     fields = row_fields(config)
     spacing = max(1, config.part_bytes // _CHECKPOINTS_PER_PART)

@@ -13,6 +13,7 @@ from tests.conftest import REPOSITORY
 from xtok.shards.pipeline import preprocess
 from xtok.shards.pool import SerialRunner
 
+PARTS = {"part_bytes": 8_000, "row_group_rows": 4}  # many parts and row groups of a few rows
 TOKENIZERS = REPOSITORY / "infra" / "bundled" / "tokenizers"
 UDHR = REPOSITORY / "infra" / "bundled" / "udhr.jsonl"
 
@@ -26,6 +27,11 @@ def config_for(output: Path, source: Path | str | list[str], **changes: Any) -> 
     return PreprocessConfig(
         sources=tuple(sources), student=_side(student), teachers=tuple(map(_side, teachers)), output=str(output), **fields
     )
+
+
+def side(name: str, context_length: int = 4096, **fields: Any) -> dict[str, Any]:
+    """A model's side on a bundled tokenizer."""
+    return {"tokenizer": str(TOKENIZERS / name), "context_length": context_length, **fields}
 
 
 def _side(side: Any) -> dict[str, Any]:

@@ -273,6 +273,13 @@ def test_a_folder_without_a_tokenizer_and_ids_beyond_the_vocabulary(tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("field", "value"), [("mode", "chat"), ("engine", "ray")])
+def test_what_is_not_there_yet_is_a_typed_error(tmp_path: Path, field: str, value: str) -> None:
+    config = config_for(tmp_path / "out", write_lines(tmp_path / "in.jsonl", [GOOD]), workers=1, **{field: value})
+    with pytest.raises(ConfigError, match=f"{field}: '{value}'"):
+        preprocess(config)
+
+
 def test_a_context_without_room_is_a_typed_error(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [GOOD])
     with pytest.raises(ConfigError, match=r"teacher 0: context_length 2 leaves no room"):
