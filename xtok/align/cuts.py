@@ -132,14 +132,16 @@ def _slots(side: LineSide, other_marks: BoolArray) -> tuple[npt.NDArray[np.int32
     events[side.zero + 1] = 0
     start_shared = other_marks[side.island_start]
     events[side.island_first] += start_shared
-    return np.cumsum(events, dtype=np.int32), start_shared, other_marks[side.island_end]
+    slot: npt.NDArray[np.int32] = np.cumsum(events, dtype=np.int32)
+    return slot, start_shared, other_marks[side.island_end]
 
 
 def _last_slots(side: LineSide, slot: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """int32 [I]: slot that is open after an island's last token, given that its end is not shared."""
     after = np.append(side.island_first[1:], len(side.ends))
     # The next island's first token already counts its own shared start, so look at the token before it.
-    return slot[after - 1]
+    last: npt.NDArray[np.int32] = slot[after - 1]
+    return last
 
 
 def _number_by_document(holes: IntArray, first_slot: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], IntArray]:

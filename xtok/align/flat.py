@@ -78,11 +78,11 @@ def keep_chunks(alignment: FlatAlignment, keep: BoolArray, student_offsets: IntA
     np.cumsum(keep, out=kept_before[1:])
     offsets = kept_before[alignment.pair_offsets]
     number = kept_before[:-1] - np.repeat(offsets[:-1], alignment.num_chunks)
-    number = np.append(np.where(keep, number, -1), -1).astype(np.int32)
+    renumbered: npt.NDArray[np.int32] = np.append(np.where(keep, number, -1), -1).astype(np.int32)
     student = _chunk_of_token(alignment.student_chunk_id, student_offsets, alignment.pair_offsets)
     teacher = _chunk_of_token(alignment.teacher_chunk_id, teacher_offsets, alignment.pair_offsets)
     return FlatAlignment(
-        number[student], number[teacher], np.diff(offsets), alignment.pair_is_correct[keep], offsets, alignment.route
+        renumbered[student], renumbered[teacher], np.diff(offsets), alignment.pair_is_correct[keep], offsets, alignment.route
     )
 
 
@@ -127,7 +127,8 @@ def shared_cuts(
 
 def _chunk_of_token(chunk_id: npt.NDArray[np.int32], offsets: IntArray, pair_offsets: IntArray) -> IntArray:
     """int64 [N]: each token's chunk over all documents; C for a token in none."""
-    chunk = chunk_id + np.repeat(pair_offsets[:-1], np.diff(offsets))
+    chunk = np.repeat(pair_offsets[:-1], np.diff(offsets))
+    chunk += chunk_id
     chunk[chunk_id < 0] = pair_offsets[-1]
     return chunk
 

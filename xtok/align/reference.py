@@ -41,7 +41,11 @@ def reference_align(
             shorter = min(len(whole_left), len(whole_right))
             if whole_left[:shorter] == whole_right[:shorter]:
                 is_whole = len(whole_left) == len(whole_right)
-                if not is_whole and "offset" in (student.route, teacher.route):
+                have_content = [
+                    not all(adapter.table.is_special[token_id] for token_id in ids)
+                    for adapter, ids in ((student, student_ids), (teacher, teacher_ids))
+                ]
+                if not is_whole and ("offset" in (student.route, teacher.route) or (shorter == 0 and all(have_content))):
                     continue
                 if best is None or (not best[0] and (is_whole or shorter > best[1])):
                     best = (is_whole, shorter, left, right)

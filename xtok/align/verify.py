@@ -50,10 +50,10 @@ class Side:
         is_special = np.take(self.readings.is_special, tokens.ids, mode="clip")  # checked above
         self.specials: Specials = find_specials(np.flatnonzero(is_special), tokens.offsets)
         self.first_content = tokens.offsets[:-1] + self.specials.num_leading
-        has_content = self.first_content < tokens.offsets[1:]
+        self.has_content = self.first_content < tokens.offsets[1:]
         ids = tokens.ids if len(tokens.ids) else np.zeros(1, dtype=np.int32)
-        self.first_id = ids[np.where(has_content, self.first_content, 0)]
-        self.begins_blank = has_content & self.readings.begins_blank[self.first_id]
+        self.first_id = ids[np.where(self.has_content, self.first_content, 0)]
+        self.begins_blank = self.has_content & self.readings.begins_blank[self.first_id]
         self.may_have_prefix = self.begins_blank & (adapter.prefix_space != "never")
 
     def select(self, documents: IntArray) -> tuple[Side, IntArray]:
@@ -223,7 +223,10 @@ def _compare(student: Side, teacher: Side, without_prefix: tuple[BoolArray, Bool
     student_lengths, teacher_lengths = np.diff(student_bounds), np.diff(teacher_bounds)
     if "offset" in (student.adapter.route, teacher.adapter.route):
         equal &= student_lengths == teacher_lengths  # what is missing may have been dropped rather than cut off
-    covered = np.where(equal, np.minimum(student_lengths, teacher_lengths), -1)
+    shorter = np.minimum(student_lengths, teacher_lengths)
+    # A lone dummy prefix leaves nothing to compare: it may be a cut-off text, or a blank that was rewritten.
+    equal &= (shorter > 0) | (student_lengths == teacher_lengths) | ~(student.has_content & teacher.has_content)
+    covered = np.where(equal, shorter, -1)
     return _Comparison(covered, equal & (student_lengths == teacher_lengths), student_cuts, teacher_cuts)
 
 

@@ -36,9 +36,14 @@ def check_invariants(alignment: FlatAlignment, student: Shown, teacher: Shown) -
 
 
 def check_coverage(alignment: FlatAlignment, student: Shown, teacher: Shown) -> None:
-    """Every content token of a verified, untruncated document is in a chunk."""
+    """Every content token of a verified, untruncated document is in a chunk (one that a tokenizer drops whole has no other side)."""
+    has_both = np.ones(student.tokens.num_texts, dtype=bool)
+    for side in (student, teacher):
+        has_both &= (
+            np.add.reduceat(np.append(~side.is_special, False).astype(int), side.tokens.offsets[:-1]) * side.tokens.lengths > 0
+        )
     for side, chunk_id in ((student, alignment.student_chunk_id), (teacher, alignment.teacher_chunk_id)):
-        by_bytes = np.repeat(alignment.route == 0, side.tokens.lengths)
+        by_bytes = np.repeat((alignment.route == 0) & has_both, side.tokens.lengths)
         assert (chunk_id[by_bytes & ~side.is_special] >= 0).all()
     verified = np.repeat(alignment.route == 0, alignment.num_chunks)
     assert alignment.pair_is_correct[verified].all()
