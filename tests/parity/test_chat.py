@@ -50,13 +50,17 @@ def answer_of(conversation: Conversation) -> str:
 
 
 def end_mark(part: LocatedPart) -> str:
-    return "</s>" if part.side.renderer.reference.source == SIDES["spm_bpe"] else "<|im_end|>"
+    """What the side's template writes behind the final content."""
+    if part.side.renderer.reference.source == part.side.adapter.chat_template:
+        return part.side.adapter.special_tokens["eos_token"]
+    return "<|im_end|>"
 
 
 def shown_by(part: LocatedPart, conversation: Conversation) -> str:
     """The answer with the outer blanks the side's template keeps."""
     answer = answer_of(conversation)
-    return answer.strip() if ".strip()" in part.side.renderer.reference.source else answer
+    source = part.side.renderer.reference.source
+    return answer.strip() if ".strip()" in source or "| trim" in source else answer
 
 
 def check_masks(part: LocatedPart, rows: list[Conversation]) -> int:
@@ -141,9 +145,6 @@ def test_one_at_a_time_equals_the_whole_part() -> None:
             start, end = document.content_span
             assert document.text[start:end].strip() == answer_of(conversation).strip()
             assert document.offsets.shape == (len(document.input_ids), 2)
-            for (begin, stop), token_id in list(zip(document.offsets.tolist(), document.input_ids.tolist(), strict=True))[:20]:
-                if part.text.by_bytes[row] and part.side.adapter.prefix_space == "never" and token_id < part.side.adapter.vocab_size:
-                    assert 0 <= begin <= stop <= len(document.text)
 
 
 PIECES = [*"ab .,\n\t<>/|", "\u00e9", "e\u0301", "\u4e2d", "\u05d0", "\U0001f600", "\u3000", "\u00a0", "\ufb01"]
