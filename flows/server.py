@@ -114,15 +114,15 @@ def copy_empty_database(database: Path) -> bool:
     """Put the kept empty database at `database`; False when none was kept yet."""
     try:
         shutil.copyfile(_empty_database(), database)
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: this user has no home
         return False
     return True
 
 
 def keep_empty_database(database: Path) -> None:
     """Keep a just created database, which holds no run yet. A cache folder that cannot be written costs only time."""
-    kept = _empty_database()
-    with contextlib.suppress(OSError, sqlite3.Error):
+    with contextlib.suppress(OSError, RuntimeError, sqlite3.Error):
+        kept = _empty_database()
         kept.parent.mkdir(parents=True, exist_ok=True)
         draft = kept.with_suffix(f".{os.getpid()}.tmp")
         with contextlib.closing(sqlite3.connect(database)) as source, contextlib.closing(sqlite3.connect(draft)) as target:
@@ -138,6 +138,8 @@ def main() -> None:
     parser.add_argument("--socket", type=int, help="file descriptor of a listening socket, instead of --port")
     parser.add_argument("--remove-home", action="store_true", help="remove $PREFECT_HOME when the parent has died")
     options = parser.parse_args()
+    # Listens before the seconds that Prefect takes to load: a port that is taken is told at once, and early calls wait.
+    listener = socket.socket(fileno=options.socket) if options.socket is not None else _listen(options.port)
     if options.parent is not None:
         home = os.environ["PREFECT_HOME"] if options.remove_home else None
         end_with_parent(options.parent, on_death=lambda: shutil.rmtree(home, ignore_errors=True) if home else None)
@@ -150,11 +152,15 @@ def main() -> None:
 
     import uvicorn
 
-    config = uvicorn.Config(
-        "prefect.server.api.server:create_app", factory=True, host=HOST, port=options.port, log_level="error", lifespan="on"
-    )
-    listeners = None if options.socket is None else [socket.socket(fileno=options.socket)]
-    uvicorn.Server(config).run(sockets=listeners)
+    config = uvicorn.Config("prefect.server.api.server:create_app", factory=True, log_level="error", lifespan="on")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return socket.create_server((HOST, port))
+    except OSError as error:
+        sys.exit(f"cannot listen on port {port} of {HOST} ({error.strerror}): stop what uses it, or choose another with --port")
 
 
 if __name__ == "__main__":
