@@ -105,11 +105,11 @@ def _align(aligner: TokenAligner, batch: tuple[torch.Tensor, ...]) -> None:
 
 
 def _best(work: Callable[[], object], repeats: int) -> float:
-    """Seconds of the fastest of several runs."""
+    """CPU seconds of the fastest of several runs: one core, whatever else the machine does."""
     work()
     seconds = []
     for _ in range(repeats):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         work()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.thread_time() - begin)
     return min(seconds)

@@ -104,12 +104,8 @@ def test_specials_pair_by_role_and_one_sided_ones_do_not() -> None:
     assert flat.student_chunk_id[-1] == flat.teacher_chunk_id[-1] == flat.num_chunks[0] - 1
     # Truncation leaves a tail without a chunk, and the EOS pair as it was.
     cut = np.concatenate([content[0][:2], [student_eos]]).astype(np.int32)
-    flat = align_flat(
-        student,
-        teacher,
-        FlatTokens(cut, np.array([0, len(cut)])),
-        FlatTokens(ids[1].astype(np.int32), np.array([0, len(ids[1])])),
-    )
+    whole = FlatTokens(ids[1].astype(np.int32), np.array([0, len(ids[1])]))
+    flat = align_flat(student, teacher, FlatTokens(cut, np.array([0, len(cut)])), whole)
     assert flat.route.tolist() == [0]
     assert flat.student_chunk_id[-1] == flat.teacher_chunk_id[-1] == flat.num_chunks[0] - 1
     assert (flat.teacher_chunk_id[-3:-1] == -1).all()
