@@ -36,8 +36,8 @@ Result = TypeVar("Result")
 Progress = Callable[[str, int, int], None]
 _CHECKPOINTS_PER_PART = 256
 _SAMPLE_PARTS = 16
-_SAMPLE_ROWS = 256
-_SAMPLE_CHARACTERS = 1_000_000
+_SAMPLE_ROWS = 128
+_SAMPLE_CHARACTERS = 250_000
 _NOT_PORTABLE = frozenset(
     ["sources", "student", "teachers", "output", "engine", "workers", "max_reject_fraction", "min_coverage", "render_date"]
 )
