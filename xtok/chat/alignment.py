@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from xtok.align.lattice import BYTE_ROUTE, OFFSET_ROUTE, Chunks, FlatAlignment, TokenPlaces, chunks_from_cuts, keep_chunks
 from xtok.chat.changed import ChangedPieces, align_changed
-from xtok.chat.locate import LocatedPart, is_control_token
+from xtok.chat.locate import LocatedPart
 from xtok.chat.pieces import Piece, shared_pieces
 from xtok.chat.places import IntArray, PieceTokens, token_ranges
 from xtok.errors import RowRefused
@@ -132,7 +132,7 @@ def _piece_tokens(part: LocatedPart, layout: _Layout, begin: IntArray) -> PieceT
     index, piece = token_ranges(*part.line().overlapping(rows, begin, begin + lengths))
     low, high = part.text.starts[index] - begin[piece], part.text.ends[index] - begin[piece]
     may_cross = np.array([not _is_separate(part, row) for row in layout.rows], dtype=bool)[piece]
-    takes_part = (high <= lengths[piece]) & (may_cross | (low >= 0)) & ~is_control_token(part.side, part.tokens.ids[index])
+    takes_part = (high <= lengths[piece]) & (may_cross | (low >= 0)) & ~part.side.is_control[part.tokens.ids[index]]
     for number, start, end in layout.left_out:
         takes_part &= ~((piece == number) & (low < end) & (high > start))
     return PieceTokens(index[takes_part], piece[takes_part], np.maximum(low[takes_part], 0), high[takes_part])

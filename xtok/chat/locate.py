@@ -24,7 +24,7 @@ from xtok.chat.side import ChatSide
 from xtok.errors import RowRefused
 from xtok.tokenizers import FlatTokens
 
-__all__ = ["LocatedPart", "is_control_token", "locate_tokens", "texts_of"]
+__all__ = ["LocatedPart", "locate_tokens", "texts_of"]
 
 END_MARK = b"<|im_end|>"  # native ChatML
 
@@ -179,17 +179,10 @@ def _outside(data: bytes, start: int, end: int, spans: Sequence[RegionSpan]) -> 
 def _refuse_specials(located: LocatedPart, span_rows: IntArray, first: IntArray, last: IntArray) -> None:
     if located.side.allow_special_tokens_in_content or not len(located.tokens.ids):
         return
-    before = np.concatenate(([0], np.cumsum(is_control_token(located.side, located.tokens.ids))))
+    before = np.concatenate(([0], np.cumsum(located.side.is_control[located.tokens.ids])))
     for index in np.flatnonzero(before[last] > before[first]).tolist():
         row = int(span_rows[index])
         _refuse(located, row, RejectReason.EMBEDDED_SPECIAL_TOKEN, "the final turn's text was tokenized into a special token")
-
-
-def is_control_token(side: ChatSide, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """bool [N]: special tokens but UNK, which stands for ordinary text."""
-    special = side.adapter.table.is_special[ids]
-    unknown = side.adapter.unk_token_id
-    return special if unknown is None else special & (ids != unknown)
 
 
 def _show(located: LocatedPart, row: int, token: int) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, Literal, NoReturn
+
+import numpy as np
 
 from schemas.tables import RejectReason
 from xtok.chat.conversation import Conversation, holds_float, strings_of
@@ -26,6 +28,8 @@ __all__ = ["ChatOptions", "ChatSide", "RegionName", "TemplateTraits"]
 RegionName = Literal["reasoning", "close", "answer", "eot"]
 REGION_NAMES: tuple[RegionName, ...] = ("reasoning", "close", "answer", "eot")
 _FIXED_KWARGS = ("messages", "tools", "documents", "add_generation_prompt")
+# Marks of thinking and tools, which messages may hold whether or not a tokenizer lists them as special.
+PLAIN_MARKS = frozenset(f"<{slash}{name}>" for name in ("think", "tool_call", "tool_response") for slash in ("", "/"))
 # Switches by which templates keep the reasoning they are given; only those a template reads are passed.
 _NATIVE_SWITCHES: Mapping[str, Any] = {
     "enable_thinking": True,
@@ -154,7 +158,11 @@ class ChatSide:
         known = template_variables(source)
         self.native_switches = {key: value for key, value in _NATIVE_SWITCHES.items() if key in known}
         self.traits = TemplateTraits.of(self.renderer.reference, self.template_kwargs)
-        self.special_mark = _any_of(adapter.table.special_content.values())
+        control = {token_id: text.decode() for token_id, text in adapter.table.special_content.items() if text}
+        control = {token_id: text for token_id, text in control.items() if text not in PLAIN_MARKS}
+        self.special_mark = _any_of(control.values())
+        self.is_control = np.zeros(adapter.table.vocab_size, dtype=bool)  # UNK stands for ordinary text
+        self.is_control[[token_id for token_id in control if token_id != adapter.unk_token_id]] = True
 
     def shape(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Canonical messages as this template wants them; the same list where nothing has to change."""
@@ -180,6 +188,7 @@ class ChatSide:
             return self.renderer.render(messages, conversation.tools, self.kwargs_for(conversation), has_float=exact)
         except TemplateFailure as error:
             self.refuse(RejectReason.TEMPLATE_ERROR, f"the {self.name} template refuses it: {error}")
+
     def refuse(self, reason: str, message: str, *, stage: str = "render") -> NoReturn:
         """Raise RowRefused for this side."""
         raise RowRefused(reason, message, stage=stage, side=self.name)
@@ -215,6 +224,6 @@ class ChatSide:
         return {**call, "function": function}
 
 
-def _any_of(contents: Any) -> re.Pattern[str] | None:
-    texts = sorted((content.decode() for content in contents if content), key=lambda text: (-len(text), text))
+def _any_of(contents: Iterable[str]) -> re.Pattern[str] | None:
+    texts = sorted(contents, key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, texts))) if texts else None
