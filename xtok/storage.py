@@ -32,6 +32,7 @@ __all__ = [
     "join",
     "local_path",
     "make_folder",
+    "open_append",
     "open_arrow",
     "open_read",
     "read_bytes",
@@ -122,6 +123,12 @@ def open_arrow(url: str) -> pa.NativeFile:
     with _reported("read", url):
         path = local_path(url)
         return pa.OSFile(str(path), "rb") if path is not None else pa.PythonFile(open_read(url), mode="r")
+
+
+def open_append(path: str) -> BinaryIO:
+    """A writer at the end of a local file (logs that grow while a run goes on); the caller closes it."""
+    with _reported("append to", path):
+        return open(path, "ab")
 
 
 def exists(url: str) -> bool:

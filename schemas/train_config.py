@@ -1,0 +1,192 @@
+"""What a user may ask of training: one frozen, typed configuration.
+
+Units are in the names (`_tokens`, `_steps`, `_rows`). Relative paths are relative to the current directory of the run.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = [
+    "CheckpointSettings",
+    "DraftSettings",
+    "EvaluationSettings",
+    "Objectives",
+    "OptimizerSettings",
+    "ParallelSettings",
+    "TeacherModel",
+    "TrainConfig",
+    "TrainModel",
+]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TrainModel(_Frozen):
+    """A model to train or to learn from.
+
+    model: a folder or hub id (then `revision` pins it). tokenizer: where its tokenizer is; default the model's own folder.
+    random_weights: build the model from its config.json alone, with fresh weights.
+    """
+
+    model: str = Field(min_length=1)
+    tokenizer: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    random_weights: bool = False
+
+
+class TeacherModel(TrainModel):
+    """A teacher, frozen. Its place in the list is its `teacher_index` in the dataset.
+
+    dtype: of its weights. offload: keep it on the CPU between uses. shard: divide its weights over the data-parallel ranks.
+    """
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    offload: bool = False
+    shard: bool = False
+
+
+class Objectives(_Frozen):
+    """Weights of the parts of the loss; None leaves a part out. Without `distill` and `ce` the student is frozen."""
+
+    distill: float | None = Field(default=1.0, ge=0)
+    ce: float | None = Field(default=0.1, ge=0)
+    draft: float | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _something_to_do(self) -> Self:
+        if not any((self.distill, self.ce, self.draft)):
+            raise ValueError("objectives leave nothing to train: give at least one of distill, ce, draft a weight above 0")
+        return self
+
+
+class DraftSettings(_Frozen):
+    """The speculative-decoding draft. mask_token_id: a reserved id of the student that is neither padding nor end of text.
+
+    settings: further fields of `xtok.draft.config.DFlashConfig` or `DSparkConfig`. load: start from this exported draft.
+    """
+
+    kind: Literal["dflash", "dspark"] = "dflash"
+    mask_token_id: int | None = Field(default=None, ge=0)
+    num_draft_layers: int = Field(default=2, ge=1)
+    block_size: int | None = Field(default=None, ge=2)
+    num_anchors: int = Field(default=64, ge=1)
+    learning_rate: float = Field(default=6e-4, gt=0)
+    settings: dict[str, Any] = Field(default_factory=dict)
+    load: str | None = None
+
+
+class OptimizerSettings(_Frozen):
+    """AdamW and its schedule: linear warm-up, then `schedule` down to `min_learning_rate_ratio` of the peak at the last step."""
+
+    learning_rate: float = Field(default=2e-5, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    min_learning_rate_ratio: float = Field(default=0.1, ge=0, le=1)
+    clip_norm: float | None = Field(default=1.0, gt=0)
+
+
+class CheckpointSettings(_Frozen):
+    """every_steps: None for the end only. keep_last: whole checkpoints kept; keep_best: also the one of lowest evaluation loss."""
+
+    every_steps: int | None = Field(default=100, ge=1)
+    keep_last: int = Field(default=2, ge=1)
+    keep_best: bool = True
+    asynchronous: bool = True
+
+
+class EvaluationSettings(_Frozen):
+    """A held-out dataset, evaluated at the start, every `every_steps` and at the end."""
+
+    dataset: str = Field(min_length=1)
+    every_steps: int | None = Field(default=100, ge=1)
+    max_rows: int | None = Field(default=None, ge=1)
+
+
+class ParallelSettings(_Frozen):
+    """processes: ranks of one machine; num_nodes machines meet at `rendezvous` (host:port). tensor_parallel ranks share one
+    vocabulary; the rest is data parallel. backend: None chooses NCCL where there is CUDA, gloo elsewhere."""
+
+    processes: int = Field(default=1, ge=1)
+    num_nodes: int = Field(default=1, ge=1)
+    rendezvous: str | None = None
+    tensor_parallel: int = Field(default=1, ge=1)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    @model_validator(mode="after")
+    def _layout_divides(self) -> Self:
+        world_size = self.processes * self.num_nodes
+        if world_size % self.tensor_parallel:
+            raise ValueError(f"tensor_parallel {self.tensor_parallel} does not divide the {world_size} ranks")
+        if self.num_nodes > 1 and self.rendezvous is None:
+            raise ValueError(f"num_nodes {self.num_nodes} needs rendezvous: host:port of the first machine")
+        return self
+
+
+class TrainConfig(_Frozen):
+    """From a published dataset to a trained student and a trained draft.
+
+    teachers: one for each teacher of the dataset, in its order; may be empty without `distill`.
+    batch_tokens: student tokens of one global batch: it takes rows of the dataset's order until they are reached.
+    accumulation: micro-batches a rank and step. steps: optimizer steps.
+    distillation: further fields of `CrossTokenizerDistillationConfig` (its two weights come from `objectives`).
+    projections: one Parquet file a teacher, None where the dataset's own is used or none is needed.
+    precision: of the student's and draft's computation; master weights are float32.
+    """
+
+    student: TrainModel
+    teachers: tuple[TeacherModel, ...] = ()
+    dataset: str = Field(min_length=1)
+    output: str = Field(min_length=1)
+    objectives: Objectives = Objectives()
+    distillation: dict[str, Any] = Field(default_factory=dict)
+    projections: tuple[str | None, ...] | None = None
+    draft: DraftSettings = DraftSettings()
+
+    batch_tokens: int = Field(default=65_536, ge=1)
+    accumulation: int = Field(default=1, ge=1)
+    steps: int = Field(default=1000, ge=1)
+    seed: int = Field(default=0, ge=0)
+    precision: Literal["float32", "bfloat16"] = "float32"
+    activation_checkpointing: bool = False
+    shuffle_row_groups: int = Field(default=8, ge=1)
+
+    optimizer: OptimizerSettings = OptimizerSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    evaluation: EvaluationSettings | None = None
+    parallel: ParallelSettings = ParallelSettings()
+    log_every_steps: int = Field(default=1, ge=1)
+    export_student: bool = True
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.objectives.distill and not self.teachers:
+            raise ValueError("objectives.distill needs teachers: one for each teacher of the dataset")
+        given = {"kd_weight", "ce_weight"} & set(self.distillation)
+        if given:
+            raise ValueError(f"distillation sets {sorted(given)}: the weights are objectives.distill and objectives.ce")
+        if self.projections is not None and len(self.projections) != len(self.teachers):
+            raise ValueError(
+                f"projections lists {len(self.projections)} entries for {len(self.teachers)} teachers: give one each"
+            )
+        if self.objectives.draft and self.draft.mask_token_id is None and self.draft.load is None:
+            raise ValueError("objectives.draft needs draft.mask_token_id: a reserved id of the student's vocabulary")
+        return self
+
+    @property
+    def trains_student(self) -> bool:
+        """Whether the student's weights change."""
+        return bool(self.objectives.distill or self.objectives.ce)
+
+    @property
+    def trains_draft(self) -> bool:
+        """Whether there is a draft."""
+        return bool(self.objectives.draft)

@@ -1,0 +1,107 @@
+"""Training over real ranks: one loss curve on every layout, exact resuming, faults that name their rows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.dist.harness import ranks
+from tests.dist.training_runs import read_metrics, run_in_rank
+from tests.unit.train.support import make_config, make_world
+
+pytestmark = pytest.mark.slow
+TIMEOUT = 240.0
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+def train(document: dict[str, Any], *, num_ranks: int = 1, tp: int = 1) -> list[dict[str, Any]]:
+    document = {**document, "parallel": {"device": "cpu", "processes": num_ranks, "tensor_parallel": tp}}
+    ranks(num_ranks).values(run_in_rank, document, timeout_seconds=TIMEOUT)
+    return read_metrics(Path(document["output"]))
+
+
+@pytest.fixture(scope="module")
+def one_process(world: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The undisturbed run that the others are held against: cross-tokenizer teacher, same-tokenizer teacher and draft at once."""
+    output = tmp_path_factory.mktemp("one") / "run"
+    document = make_config(world, output, evaluation={"dataset": world["held_out"], "every_steps": 5})
+    return output, train(document)
+
+
+@pytest.mark.parametrize(("num_ranks", "tp"), [(2, 1), (2, 2), (4, 2)], ids=["dp2", "tp2", "dp2-tp2"])
+def test_loss_curves_agree(world: dict[str, Any], one_process: Any, tmp_path: Path, num_ranks: int, tp: int) -> None:
+    output = tmp_path / "run"
+    got = train(
+        make_config(world, output, evaluation={"dataset": world["held_out"], "every_steps": 5}), num_ranks=num_ranks, tp=tp
+    )
+    want = one_process[1]
+    assert len(got) == len(want) == 10
+    for name in ("loss", "kd_loss", "ce_loss", "draft_loss", "kd_loss_0", "kd_loss_1", "grad_norm"):
+        for left, right in zip(got, want, strict=True):
+            assert left[name] == pytest.approx(right[name], rel=1e-4, abs=1e-4), (name, left["step"])
+    assert want[-1]["loss"] < want[0]["loss"]
+    for left, right in zip(read_metrics(output, "evaluation"), read_metrics(one_process[0], "evaluation"), strict=True):
+        assert left["loss"] == pytest.approx(right["loss"], rel=1e-4)
+    exported = load_file(output / "export/student/model.safetensors")
+    for name, tensor in load_file(one_process[0] / "export/student/model.safetensors").items():
+        torch.testing.assert_close(exported[name], tensor, rtol=2e-3, atol=2e-3)
+    assert (output / "export/draft/model.safetensors").exists()
+
+
+def test_accumulation_changes_nothing(world: dict[str, Any], one_process: Any, tmp_path: Path) -> None:
+    got = train(make_config(world, tmp_path / "run", accumulation=3))
+    for left, right in zip(got, one_process[1], strict=True):
+        assert left["loss"] == pytest.approx(right["loss"], rel=1e-5)
+
+
+def test_resumed_equals_uninterrupted(world: dict[str, Any], one_process: Any, tmp_path: Path) -> None:
+    base = make_config(world, tmp_path / "same")
+    shutil.copytree(one_process[0] / "checkpoints/step-00000005", tmp_path / "same/checkpoints/step-00000005")
+    got = train(base)
+    assert [line["step"] for line in got] == [6, 7, 8, 9, 10]
+    for left, right in zip(got, one_process[1][5:], strict=True):
+        assert left["loss"] == right["loss"]  # bit for bit on one layout
+    other = make_config(world, tmp_path / "other")
+    shutil.copytree(one_process[0] / "checkpoints/step-00000005", tmp_path / "other/checkpoints/step-00000005")
+    for left, right in zip(train(other, num_ranks=2), one_process[1][5:], strict=True):
+        assert left["loss"] == pytest.approx(right["loss"], rel=1e-5)
+
+
+def test_checkpoints_hold_no_pickle_and_are_pruned(one_process: Any) -> None:
+    folder = one_process[0] / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000005", "step-00000010"]
+    for path in folder.rglob("*"):
+        assert path.is_dir() or path.suffix in (".safetensors", ".json"), path
+    state = json.loads((folder / "step-00000010/state.json").read_text())
+    assert state["step"] == 10
+    assert state["best_step"] in (5, 10)
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_the_rows(world: dict[str, Any], one_process: Any, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    optimizer = {"learning_rate": 1e30, "schedule": "constant", "clip_norm": None}
+    document = make_config(world, output, objectives={"distill": None, "ce": 1.0, "draft": None}, optimizer=optimizer)
+    document["checkpoint"] = {"every_steps": 1}
+    document["parallel"] = {"device": "cpu", "processes": 2}
+    errors = ranks(2).errors(run_in_rank, document, timeout_seconds=TIMEOUT)
+    assert all("loss" in message and "(idx)" in message and kind == "TrainingError" for kind, message in errors), errors
+    assert any((output / "checkpoints").glob("step-*/state.json"))  # what was good is kept
+
+
+def test_another_configuration_does_not_continue_a_run(world: dict[str, Any], one_process: Any, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    shutil.copytree(one_process[0] / "checkpoints", output / "checkpoints")
+    document = make_config(world, output, batch_tokens=700)
+    kind, message = ranks(1).errors(run_in_rank, document, timeout_seconds=TIMEOUT)[0]
+    assert kind == "TrainingError"
+    assert "another training configuration" in message

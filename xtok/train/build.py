@@ -1,0 +1,194 @@
+"""From a configuration to everything a run needs, with every mistake said before the first step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from schemas.manifest import Manifest
+from schemas.train_config import TrainConfig
+from xtok import storage
+from xtok.draft.config import DFlashConfig, DSparkConfig
+from xtok.draft.dflash import DFlashDraftModel
+from xtok.draft.dspark import DSparkDraftModel
+from xtok.draft.export import load_draft
+from xtok.errors import ConfigError, FingerprintMismatchError, XtokError
+from xtok.losses.cross_tokenizer import CrossTokenizerDistillationConfig, CrossTokenizerDistillationLoss
+from xtok.projection import Projection, build_projection, read_projection
+from xtok.shards.read import open_dataset
+from xtok.tokenizers import TokenizerAdapter, load_tokenizer
+from xtok.train.models import CausalBody, Teacher, load_model
+from xtok.train.objective import Objective
+from xtok.train.parallel import checkpoint_activations, shard_module, trainable_parameters
+from xtok.train.runtime import Runtime
+
+__all__ = ["Training", "build_training", "check_dataset", "config_digest"]
+
+DraftModel = DFlashDraftModel | DSparkDraftModel
+# What may differ between a run and its continuation.
+NOT_IN_DIGEST = ("output", "parallel", "checkpoint", "evaluation", "log_every_steps", "export_student", "accumulation")
+
+
+@dataclass(frozen=True)
+class Training:
+    """Models, objective and named parameters of one rank. draft_model: the draft behind its sharding, None without one."""
+
+    objective: Objective
+    student: CausalBody
+    draft: nn.Module | None
+    parameters: dict[str, nn.Parameter]
+    tokenizer_folder: str
+    model_dtype: torch.dtype
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The modules that train or are sharded."""
+        return [self.student] if self.draft is None else [self.student, self.draft]
+
+
+def config_digest(config: TrainConfig) -> str:
+    """sha256 of what must be the same when a run goes on: everything but layout, output, logging, evaluation and checkpoints."""
+    document = config.model_dump(mode="json", exclude=set(NOT_IN_DIGEST))
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def check_dataset(config: TrainConfig) -> tuple[Manifest, TokenizerAdapter, list[TokenizerAdapter]]:
+    """The dataset's manifest and the models' tokenizers, compared. Needs no model.
+
+    Raises UnpublishedDatasetError, ConfigError (a teacher that the dataset lacks) and FingerprintMismatchError (both values).
+    """
+    manifest = open_dataset(config.dataset).manifest
+    if config.teachers and len(config.teachers) != len(manifest.teachers):
+        names = [side.name for side in manifest.teachers]
+        raise ConfigError(
+            f"{config.dataset} has {len(manifest.teachers)} teachers ({', '.join(names)}), the configuration {len(config.teachers)}: "
+            "list one model for each, in that order"
+        )
+    student = load_tokenizer(config.student.tokenizer or config.student.model, revision=config.student.revision)
+    _same("student", student, manifest.student.content_fingerprint, manifest.student.name, config.dataset)
+    teachers = []
+    for index, (teacher, side) in enumerate(zip(config.teachers, manifest.teachers, strict=False)):
+        adapter = load_tokenizer(teacher.tokenizer or teacher.model, revision=teacher.revision)
+        _same(f"teacher {index}", adapter, side.content_fingerprint, side.name, config.dataset)
+        teachers.append(adapter)
+    return manifest, student, teachers
+
+
+def _same(who: str, adapter: TokenizerAdapter, fingerprint: str, name: str, dataset: str) -> None:
+    if adapter.content_fingerprint != fingerprint:
+        raise FingerprintMismatchError(
+            f"the {who}'s tokenizer {adapter.name} (fingerprint {adapter.content_fingerprint}) is not the one that made {dataset}: "
+            f"{name} (fingerprint {fingerprint}). Train with that model, or preprocess again with this tokenizer."
+        )
+
+
+def build_training(config: TrainConfig, runtime: Runtime) -> Training:
+    """Load, check and shard. Weights made fresh are the same on every rank (seeded by `config.seed`)."""
+    manifest, student_tokenizer, teacher_tokenizers = check_dataset(config)
+    loss_fn = _loss(config, manifest, student_tokenizer, teacher_tokenizers)
+    torch.manual_seed(config.seed)
+    model = load_model(config.student, dtype=torch.float32, context_length=manifest.student.context_length)
+    draft = _draft(config, model) if config.trains_draft else None
+    taps = () if draft is None else draft.config.target_layer_ids
+    student = CausalBody(model, tp_group=runtime.tp_group, tap_layer_ids=taps)
+    _check_student(config, student, student_tokenizer, draft)
+    student.requires_grad_(config.trains_student).train(config.trains_student)
+    if config.activation_checkpointing and config.trains_student:
+        checkpoint_activations(model)
+    precision = None if config.precision == "float32" else torch.bfloat16
+    shard_module(student.to(runtime.device), student.target.layers, runtime.dp_mesh, precision=precision)
+    if draft is not None:
+        shard_module(draft.to(runtime.device).train(), (), runtime.dp_mesh, precision=precision)
+    teachers = [
+        Teacher(settings, runtime, context_length=side.context_length)
+        for settings, side in zip(config.teachers, manifest.teachers, strict=False)
+        if loss_fn is not None
+    ]
+    trained: dict[str, nn.Module] = {"student": student} if draft is None else {"student": student, "draft": draft}
+    objective = Objective(
+        config,
+        student=student,
+        loss_fn=loss_fn,
+        teachers=teachers,
+        draft=draft,
+        vocab_size=student_tokenizer.vocab_size,
+        tp_group=runtime.tp_group,
+    )
+    folder = config.student.tokenizer or config.student.model
+    return Training(objective, student, draft, trainable_parameters(trained), folder, torch.float32)
+
+
+def _check_student(config: TrainConfig, student: CausalBody, tokenizer: TokenizerAdapter, draft: DraftModel | None) -> None:
+    target = student.target
+    if config.trains_student and target.softcap is not None:
+        raise ConfigError(
+            f"{config.student.model} caps its logits: such students cannot be distilled tile by tile; train only its draft"
+        )
+    if target.vocab_size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"{config.student.model} has {target.vocab_size} head rows for a tokenizer of {tokenizer.vocab_size} ids"
+        )
+    try:
+        target.check_head()
+        if draft is not None:
+            target.check_draft(draft.config)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"{config.student.model} cannot be trained: {error}") from error
+
+
+def _loss(
+    config: TrainConfig, manifest: Manifest, student: TokenizerAdapter, teachers: list[TokenizerAdapter]
+) -> CrossTokenizerDistillationLoss | None:
+    if not config.objectives.distill:
+        return None
+    try:
+        settings = CrossTokenizerDistillationConfig(
+            **config.distillation, kd_weight=config.objectives.distill, ce_weight=config.objectives.ce or 0.0
+        )
+        projections = [
+            None if side.same_as_student else _projection(config, index, student, teachers[index])
+            for index, side in enumerate(manifest.teachers)
+        ]
+        return CrossTokenizerDistillationLoss(settings, projections, student_vocab_size=student.vocab_size)
+    except XtokError:
+        raise
+    except (ValidationError, ValueError) as error:
+        raise ConfigError(f"distillation: {error}") from error
+
+
+def _projection(config: TrainConfig, index: int, student: TokenizerAdapter, teacher: TokenizerAdapter) -> Projection:
+    """The given file, else the dataset's own, else built now."""
+    prints = {"student_fingerprint": student.content_fingerprint, "teacher_fingerprint": teacher.content_fingerprint}
+    given = None if config.projections is None else config.projections[index]
+    stored = storage.join(config.dataset, "projection", f"teacher={index}.parquet")
+    if given is not None:
+        return Projection.from_table(read_projection(given, **prints))
+    if storage.exists(stored):
+        return Projection.from_table(read_projection(stored, **prints))
+    return Projection.from_table(build_projection(student, teacher))
+
+
+def _draft(config: TrainConfig, model: Any) -> DraftModel:
+    """A fresh draft for this target, or the one to go on from."""
+    settings = config.draft
+    try:
+        if settings.load is not None:
+            return load_draft(settings.load, dtype=torch.float32)
+        kind = DFlashConfig if settings.kind == "dflash" else DSparkConfig
+        assert settings.mask_token_id is not None
+        draft_config = kind.from_target(
+            model.config,
+            mask_token_id=settings.mask_token_id,
+            num_draft_layers=settings.num_draft_layers,
+            block_size=settings.block_size,
+            **settings.settings,
+        )
+    except (ValidationError, ValueError, OSError) as error:
+        raise ConfigError(f"draft: {error}") from error
+    return DFlashDraftModel(draft_config) if isinstance(draft_config, DFlashConfig) else DSparkDraftModel(draft_config)

@@ -1,0 +1,122 @@
+"""Models as training uses them: a body that gives hidden states and this rank's rows of the head, never logits.
+
+Shapes: B samples, T positions, H hidden size, V vocabulary, Vl this rank's rows of the head, T_taps tapped layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from schemas.train_config import TeacherModel, TrainModel
+from xtok.draft.capture import HiddenStateCapture
+from xtok.draft.target import FrozenTarget
+from xtok.errors import ConfigError
+from xtok.losses.cross_tokenizer import HiddenLogits
+from xtok.losses.cross_tokenizer.collectives import SumHiddenGradient
+from xtok.train.parallel import shard_module
+from xtok.train.runtime import Runtime
+
+__all__ = ["BodyOutput", "CausalBody", "Teacher", "load_model"]
+
+
+@dataclass(frozen=True)
+class BodyOutput:
+    """hidden `[B, T, H]` after the final norm; head `[Vl, H]`, both with the graph; context `[B, T, T_taps·H]`, detached, or None."""
+
+    hidden: Tensor
+    head: Tensor
+    context: Tensor | None
+
+
+def load_model(settings: TrainModel, *, dtype: torch.dtype, context_length: int) -> Any:
+    """A causal language model on the CPU. ConfigError when it cannot be loaded, or has fewer positions than `context_length`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
+    if settings.revision is not None:
+        options["revision"] = settings.revision
+    try:
+        if settings.random_weights:
+            config = AutoConfig.from_pretrained(settings.model, **options)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+        else:
+            model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype, **options)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"cannot load the model {settings.model}: {error}") from error
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and limit < context_length:
+        raise ConfigError(f"{settings.model} has {limit} positions, but the dataset's rows have up to {context_length} tokens")
+    return model
+
+
+class CausalBody(nn.Module):
+    """A causal language model without its logits: forward gives hidden states, this tp rank's head rows, and tapped layers.
+
+    The gradient of the head rows is summed over `tp_group`, so that every tp rank holds the whole (possibly tied) head's gradient.
+    """
+
+    def __init__(self, model: Any, *, tp_group: dist.ProcessGroup | None = None, tap_layer_ids: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.model = model
+        self.target = FrozenTarget(model)
+        self.tap_layer_ids = list(tap_layer_ids)
+        self._tp_group = tp_group
+        vocab_size = self.target.vocab_size
+        tp_rank, tp_size = (0, 1) if tp_group is None else (dist.get_rank(tp_group), dist.get_world_size(tp_group))
+        self.head_rows = slice(vocab_size * tp_rank // tp_size, vocab_size * (tp_rank + 1) // tp_size)
+
+    def forward(self, input_ids: Tensor) -> BodyOutput:
+        """input_ids int64 `[B, T]`, padded on the right: causal attention keeps padding away from every real token."""
+        with HiddenStateCapture(self.target.layers, self.target.final_norm, self.tap_layer_ids) as capture:
+            decoder = self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model.model
+            hidden = decoder(input_ids=input_ids, use_cache=False).last_hidden_state
+            context = capture.context_features() if self.tap_layer_ids else None
+        weight = self.target.head.weight
+        if self._tp_group is not None:
+            weight = SumHiddenGradient.apply(weight, self._tp_group)  # type: ignore[no-untyped-call]
+        return BodyOutput(hidden, weight[self.head_rows], context)
+
+
+class Teacher:
+    """A frozen teacher: rows of tokens in, `HiddenLogits` (or capped logits) out, no graph."""
+
+    def __init__(self, settings: TeacherModel, runtime: Runtime, *, context_length: int) -> None:
+        self.settings = settings
+        self._device = runtime.device
+        model = load_model(settings, dtype=getattr(torch, settings.dtype), context_length=context_length)
+        model.eval().requires_grad_(False)
+        self._body = CausalBody(model)
+        if not settings.offload:
+            self._body.to(runtime.device)
+        self._sharded = settings.shard and runtime.dp_size > 1
+        if self._sharded:
+            self._body.to(runtime.device)
+            shard_module(self._body, self._body.target.layers, runtime.dp_mesh, precision=None)
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of its head."""
+        return self._body.target.vocab_size
+
+    @torch.no_grad()
+    def logits(self, input_ids: Tensor) -> HiddenLogits | Tensor:
+        """`HiddenLogits`, or whole logits `[B, T, V]` for a model that caps them."""
+        moves = self.settings.offload and not self._sharded
+        if moves:
+            self._body.to(self._device)
+        out = self._body(input_ids)
+        hidden, head = out.hidden.detach(), out.head.detach()
+        if self._sharded or moves:
+            head = head.clone()  # the storage goes back to the shards, or to the CPU
+        if moves:
+            self._body.to("cpu")
+        target = self._body.target
+        if target.softcap is None:
+            return HiddenLogits(hidden.to(head.dtype), head)
+        return target.logits(hidden, head)
