@@ -110,22 +110,23 @@ def main() -> int:
     parser.add_argument("--config", metavar="FILE", help="YAML configuration (default: the example on bundled data)")
     options = parser.parse_args()
     try:
-        output = load_config(options.config).output  # a mistake is told at once, not after a server has started
+        config = load_config(options.config)  # a mistake is told at once, not after a server has started
         if "PREFECT_LOGGING_LEVEL" not in SET_BY_USER:
-            # What goes wrong is told below, once. Prefect has read its settings already, so its logger is told too.
+            # What goes wrong is told below, once. Prefect has read its settings already, so its loggers are told too.
             os.environ["PREFECT_LOGGING_LEVEL"] = "CRITICAL"
-            logging.getLogger("prefect").setLevel(logging.CRITICAL)
+            for name in ("prefect", "EventsWorker", "APILogWorker"):
+                logging.getLogger(name).setLevel(logging.CRITICAL)
         if not os.environ.get("PREFECT_API_URL"):
             os.environ.update(private_server(Path(os.environ["PREFECT_HOME"])).environment())
         refresh_global_settings_context()
-        manifest = preprocess(options.config)
+        manifest = preprocess(config.model_dump(mode="json"))
     except XtokError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped; the same command continues where it stopped", file=sys.stderr)
         return 130
-    print(f"published {output}\n{figures_table(manifest)}")
+    print(f"published {config.output}\n{figures_table(manifest)}")
     return 0
 
 
