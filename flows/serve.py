@@ -29,7 +29,7 @@ __all__ = ["DEPLOYED_FLOWS", "SCHEDULES", "deployments", "main"]
 DEPLOYED_FLOWS: tuple[Flow[Any, Any], ...] = (preprocess,)
 
 # Flow name -> schedule, for example {"preprocess": prefect.schedules.Cron("0 3 * * *", timezone="UTC")}. As shipped nothing runs
-# by itself: a nightly relaunch suits a growing folder of sources, and only its owner knows whether there is one.
+# by itself.
 SCHEDULES: dict[str, Schedule] = {}
 
 
