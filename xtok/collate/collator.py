@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -169,16 +168,15 @@ class CrossTokenizerCollator:
         Returns ids, attention mask, offsets [B, T, 2] and assistant mask, all int64; padding has attention 0, offset (0, 0) and
         assistant mask 0.
         """
-        lengths = np.array([len(ids) for ids in ids_list], dtype=np.int64)
+        lengths = [len(ids) for ids in ids_list]
         for name, rows in (("off_list", off_list), ("mask_list", mask_list)):
-            if [len(row) for row in rows] != lengths.tolist():
-                raise ValueError(f"{name} has rows of {[len(row) for row in rows]} tokens, ids_list of {lengths.tolist()}")
-        layout = PaddedLayout(lengths, len(lengths), divisor=make_seq_div_by)
-        spans = np.array([span for row in off_list for span in row], dtype=np.int64).reshape(-1, 2)
-        (ids,) = layout.place(_joined(ids_list), pad_token_id, np.int64)
-        (mask,) = layout.place(_joined(mask_list), 0, np.int64)
-        (attention,) = layout.real(np.int64)
-        return ids, attention, place_spans(layout, spans), mask
+            if [len(row) for row in rows] != lengths:
+                raise ValueError(f"{name} has rows of {[len(row) for row in rows]} tokens, ids_list of {lengths}")
+        layout = PaddedLayout(lengths, divisor=make_seq_div_by)
+        ids = layout.place([np.array(row, dtype=np.int64) for row in ids_list], pad_token_id, np.int64)
+        mask = layout.place([np.array(row, dtype=np.int64) for row in mask_list], 0, np.int64)
+        spans = [np.array(row, dtype=np.int64).reshape(-1, 2) for row in off_list]
+        return ids, layout.real(np.int64), place_spans(layout, spans), mask
 
     @staticmethod
     def _tokenize_batch(
@@ -225,7 +223,3 @@ def _teacher_keys(index: int, ids: torch.Tensor, mask: torch.Tensor, alignment: 
         f"teacher_{index}_token_mask": mask,
     }
     return keys | {f"alignment_{index}_{name}": getattr(alignment, name) for name in ALIGNMENT_FIELDS}
-
-
-def _joined(rows: list[list[int]]) -> npt.NDArray[np.int64]:
-    return np.array([value for row in rows for value in row], dtype=np.int64)

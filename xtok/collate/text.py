@@ -69,15 +69,15 @@ def tokenize_texts(
     wrapped = FlatTokens(content.ids[kept], offsets).with_specials(prefix, suffix)
     no_span = np.zeros_like(prefix), np.zeros_like(suffix)
     shown = [FlatTokens(spans[kept, end], offsets).with_specials(*no_span).ids for end in (0, 1)]
-    layout = PaddedLayout(wrapped.lengths, len(texts), divisor=make_seq_div_by, at_least=ctx_length)
-    (ids,) = layout.place(wrapped.ids, adapter.pad_token_id, np.int64)
-    (mask,) = layout.real(np.int64)
-    return ids, mask, place_spans(layout, np.stack(shown, axis=1))
+    layout = PaddedLayout(wrapped.lengths.tolist(), divisor=make_seq_div_by, at_least=ctx_length)
+    bounds = wrapped.offsets[1:-1]
+    ids = layout.place(np.split(wrapped.ids, bounds), adapter.pad_token_id, np.int64)
+    return ids, layout.real(np.int64), place_spans(layout, np.split(np.stack(shown, axis=1), bounds))
 
 
-def place_spans(layout: PaddedLayout, spans: npt.NDArray[Any]) -> torch.Tensor:
-    """int64 [B, T, 2] of spans [N, 2]."""
-    return torch.stack([layout.place(np.ascontiguousarray(spans[:, end]), 0, np.int64)[0] for end in (0, 1)], dim=2)
+def place_spans(layout: PaddedLayout, spans: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
+    """int64 [B, T, 2] of one array [tokens, 2] a row."""
+    return torch.stack([layout.place([row[:, end] for row in spans], 0, np.int64) for end in (0, 1)], dim=2)
 
 
 def _kept_tokens(content: FlatTokens, capacity: int) -> npt.NDArray[np.bool_]:

@@ -1,20 +1,19 @@
-"""Cuts rows in memory into padded batches with the collator's keys, dtypes and values, several batches at a time.
+"""Pads rows in memory into one batch with the collator's keys, dtypes and values.
 
-Legend: K batches of B rows, Ts and Tt padded student and teacher lengths, P padded number of chunks (at least 1).
+Legend: B rows, Ts and Tt padded student and teacher lengths, P padded number of chunks (at least 1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from xtok.batch import BatchedDataDict
-from xtok.loader.rows import Ragged, StudentRows, TeacherRows
+from xtok.loader.rows import GroupRows, ListColumn
 from xtok.padding import PaddedLayout
 
 __all__ = ["FILLER_IDX", "BatchShape", "SideShape", "assemble"]
@@ -42,81 +41,81 @@ class BatchShape:
     teachers: Mapping[int, SideShape]
 
 
-def assemble(rows: StudentRows, shape: BatchShape) -> list[BatchedDataDict]:
-    """`rows` in order as batches of B; filler rows complete the last one. Rows without any give one batch of fillers."""
-    num_batches = max(1, -(-len(rows) // shape.batch_size))
-    num_filler = num_batches * shape.batch_size - len(rows)
-    student = _Side(rows.ids, num_filler, shape.batch_size, shape.student)
-    columns: dict[str, list[Any]] = {
-        "input_ids": student.ids(),
-        "input_lengths": student.lengths(),
-        "token_mask": student.mask(rows.token_mask),
-        "sample_mask": _per_row(rows.loss_multiplier, num_filler, 0.0, shape.batch_size),
-        "idx": [batch.tolist() for batch in _per_row(rows.idx, num_filler, FILLER_IDX, shape.batch_size)],
-    }
-    for teacher_index, side_shape in shape.teachers.items():
-        columns |= _teacher_columns(
-            teacher_index, rows.teachers[teacher_index], student, side_shape, num_filler, shape.batch_size
-        )
-    return [BatchedDataDict({key: batches[number] for key, batches in columns.items()}) for number in range(num_batches)]
-
-
-def _teacher_columns(
-    teacher_index: int, rows: TeacherRows, student: _Side, shape: SideShape, num_filler: int, batch_size: int
-) -> dict[str, list[torch.Tensor]]:
-    teacher = _Side(rows.ids, num_filler, batch_size, shape)
-    num_chunks = _with_filler(np.diff(rows.pair_offsets), num_filler, 0)
-    pairs = PaddedLayout(num_chunks, batch_size)
-    correct = rows.pair_is_correct
-    student_exact, teacher_exact = rows.exact
-    columns = {
-        f"teacher_{teacher_index}_input_ids": teacher.ids(),
-        f"teacher_{teacher_index}_input_lengths": teacher.lengths(),
-        f"teacher_{teacher_index}_token_mask": teacher.mask(rows.token_mask),
-    }
-    alignment = {
-        "pair_valid": pairs.real(np.bool_),
-        "pair_is_correct": pairs.real(np.bool_) if correct is None else pairs.place(correct.values, False, np.bool_),
-        "student_exact_partition_mask": student.layout.place(student_exact, False, np.bool_),
-        "teacher_exact_partition_mask": teacher.layout.place(teacher_exact, False, np.bool_),
-        "student_chunk_id": student.layout.place(rows.student_chunk_id.values, -1, np.int64),
-        "teacher_chunk_id": teacher.layout.place(rows.teacher_chunk_id.values, -1, np.int64),
-        "num_chunks": _batches_of(num_chunks, batch_size),
-    }
-    return columns | {f"alignment_{teacher_index}_{name}": batches for name, batches in alignment.items()}
+def assemble(rows: Sequence[tuple[GroupRows, int]], shape: BatchShape) -> BatchedDataDict:
+    """The rows (row group, row within it), in order, as one batch; filler rows complete it to B."""
+    numbers = [row for _, row in rows]
+    groups = [group for group, _ in rows]
+    filler = [0] * (shape.batch_size - len(rows))
+    student = _Side([group.ids for group in groups], numbers, filler, shape.student)
+    batch = BatchedDataDict(
+        input_ids=student.ids(),
+        input_lengths=student.input_lengths(),
+        token_mask=student.mask([group.token_mask for group in groups]),
+        sample_mask=torch.tensor([*(group.loss_multiplier[row] for group, row in rows), *filler], dtype=torch.float32),
+        idx=[*(group.idx[row] for group, row in rows), *(FILLER_IDX for _ in filler)],
+    )
+    for index, side_shape in shape.teachers.items():
+        found = [group.teachers[index] for group in groups]
+        teacher = _Side([columns.ids for columns in found], numbers, filler, side_shape)
+        batch[f"teacher_{index}_input_ids"] = teacher.ids()
+        batch[f"teacher_{index}_input_lengths"] = teacher.input_lengths()
+        batch[f"teacher_{index}_token_mask"] = teacher.mask([columns.token_mask for columns in found])
+        num_chunks = [columns.num_chunks[row] for columns, row in zip(found, numbers, strict=True)] + filler
+        pairs = PaddedLayout(num_chunks)
+        correct = _flags_of([columns.pair_is_correct for columns in found], numbers, num_chunks)
+        alignment = {
+            "pair_valid": pairs.real(np.bool_),
+            "pair_is_correct": pairs.real(np.bool_) if correct is None else pairs.place(correct, False, np.bool_),
+            "student_exact_partition_mask": student.place([columns.student_exact for columns in found], False, np.bool_),
+            "teacher_exact_partition_mask": teacher.place([columns.teacher_exact for columns in found], False, np.bool_),
+            "student_chunk_id": student.place([columns.student_chunk_id for columns in found], -1, np.int64),
+            "teacher_chunk_id": teacher.place([columns.teacher_chunk_id for columns in found], -1, np.int64),
+            "num_chunks": torch.tensor(num_chunks, dtype=torch.int64),
+        }
+        batch.update({f"alignment_{index}_{name}": value for name, value in alignment.items()})
+    return batch
 
 
 class _Side:
-    """Ids of one side of K batches and where they stand in [B, T]."""
+    """Ids of one side of a batch and where they stand in [B, T]."""
 
-    def __init__(self, ids: Ragged, num_filler: int, batch_size: int, shape: SideShape) -> None:
-        self._ids, self._num_filler, self._batch_size, self._pad_token_id = ids, num_filler, batch_size, shape.pad_token_id
-        self._lengths = _with_filler(np.diff(ids.offsets), num_filler, 0)
-        self.layout = PaddedLayout(self._lengths, batch_size, divisor=shape.divisor, at_least=shape.at_least)
+    def __init__(self, ids: Sequence[ListColumn], numbers: Sequence[int], filler: Sequence[int], shape: SideShape) -> None:
+        self._numbers, self._num_filler, self._pad_token_id = numbers, len(filler), shape.pad_token_id
+        self._ids = _rows_of(ids, numbers)
+        self._lengths = [*map(len, self._ids), *filler]
+        self._layout = PaddedLayout(self._lengths, divisor=shape.divisor, at_least=shape.at_least)
 
-    def ids(self) -> list[torch.Tensor]:
-        """int64 [B, T] each."""
-        return self.layout.place(self._ids.values, self._pad_token_id, np.int64)
+    def ids(self) -> torch.Tensor:
+        """int64 [B, T]."""
+        return self._layout.place(self._ids, self._pad_token_id, np.int64)
 
-    def lengths(self) -> list[torch.Tensor]:
-        """int64 [B] each; a filler row counts one token."""
-        lengths = self._lengths.copy()
-        lengths[len(lengths) - self._num_filler :] = _FILLER_LENGTH
-        return _batches_of(lengths, self._batch_size)
+    def input_lengths(self) -> torch.Tensor:
+        """int64 [B]; a filler row counts one token."""
+        real = self._lengths[: len(self._ids)]
+        return torch.tensor(real + [_FILLER_LENGTH] * self._num_filler, dtype=torch.int64)
 
-    def mask(self, flags: Ragged | None) -> list[torch.Tensor]:
-        """int64 [B, T] each: `flags`, None where every real token is in the mask."""
-        return self.layout.real(np.int64) if flags is None else self.layout.place(flags.values, 0, np.int64)
+    def mask(self, columns: Sequence[ListColumn | None]) -> torch.Tensor:
+        """int64 [B, T]; None for rows of which every token is in the mask."""
+        flags = _flags_of(columns, self._numbers, self._lengths)
+        return self._layout.real(np.int64) if flags is None else self._layout.place(flags, 0, np.int64)
 
-
-def _with_filler(values: npt.NDArray[Any], num_filler: int, filler: float) -> npt.NDArray[Any]:
-    return np.concatenate([values, np.full(num_filler, filler, dtype=values.dtype)]) if num_filler else values
-
-
-def _batches_of(values: npt.NDArray[Any], batch_size: int) -> list[torch.Tensor]:
-    """[B] each."""
-    return [torch.from_numpy(values[start : start + batch_size]) for start in range(0, len(values), batch_size)]
+    def place(self, columns: Sequence[ListColumn], pad_value: int | bool, dtype: npt.DTypeLike) -> torch.Tensor:
+        """[B, T] of `dtype`, one column a row."""
+        return self._layout.place(_rows_of(columns, self._numbers), pad_value, dtype)
 
 
-def _per_row(values: npt.NDArray[Any], num_filler: int, filler: float, batch_size: int) -> list[torch.Tensor]:
-    return _batches_of(_with_filler(values, num_filler, filler), batch_size)
+def _rows_of(columns: Sequence[ListColumn], numbers: Sequence[int]) -> list[npt.NDArray[np.generic]]:
+    """Row `numbers[i]` of column i, as views."""
+    return [column.values[column.bounds[row] : column.bounds[row + 1]] for column, row in zip(columns, numbers, strict=True)]
+
+
+def _flags_of(
+    columns: Sequence[ListColumn | None], numbers: Sequence[int], lengths: Sequence[int]
+) -> list[npt.NDArray[np.generic]] | None:
+    """Rows of flag columns, all True where a column is None; None when all are."""
+    if all(column is None for column in columns):
+        return None
+    return [
+        np.ones(length, dtype=np.bool_) if column is None else column.values[column.bounds[row] : column.bounds[row + 1]]
+        for column, row, length in zip(columns, numbers, lengths, strict=False)
+    ]

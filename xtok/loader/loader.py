@@ -11,7 +11,6 @@ Design:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,16 +25,14 @@ from xtok.errors import ConfigError, DatasetMismatchError
 from xtok.loader.assemble import BatchShape, SideShape, assemble
 from xtok.loader.fingerprints import check_tokenizers
 from xtok.loader.order import EpochOrder
-from xtok.loader.reader import Window, WindowReader, build_catalog
-from xtok.loader.rows import StudentRows, join_rows, no_rows
+from xtok.loader.reader import WindowReader, build_catalog
+from xtok.loader.rows import GroupRows
 from xtok.shards.read import open_dataset
 
 if TYPE_CHECKING:
     from xtok.loader.fingerprints import AnyTokenizer
 
 __all__ = ["AlignedShardLoader"]
-
-_BLOCK_TOKENS = 65_536  # student tokens handled at a time: their columns fit the processor's second-level cache
 
 
 class AlignedShardLoader(IterableDataset[BatchedDataDict]):
@@ -101,7 +98,6 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
         )
         self._catalog = build_catalog(self.dataset, self._with_files)
         self.num_rows = int(self._catalog.num_usable().sum())
-        self._mean_tokens = max(1, manifest.student_totals.num_tokens // max(1, manifest.num_rows))
         self._order_digest = self._catalog.digest(
             seed, shuffle, shuffle_row_groups if shuffle else None, [part.student_file.sha256 for part in manifest.parts]
         )
@@ -197,42 +193,24 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
         first_row, size = self._first_row, self.global_batch_size
         next_step = -(-(self._num_consumed - first_row) // size)
         mine = range(next_step + (worker - next_step) % num_workers, self._num_steps(first_row), num_workers)
-        blocks = self._blocks(first_row, mine)
-        ready: deque[BatchedDataDict] = deque()
+        pending: list[tuple[GroupRows, int]] = []
+        used = 0
+        windows = self._windows(first_row, mine)
         try:
             for step in mine:
-                if not ready:
-                    # Where this rank has no row left, other ranks still have: a batch of fillers keeps the counts equal.
-                    ready.extend(assemble(next(blocks, None) or no_rows(self._with_files), self._shape))
+                while len(pending) - used < self.batch_size and (window := next(windows, None)) is not None:
+                    pending, used = pending[used:] + window, 0
+                batch = assemble(pending[used : used + self.batch_size], self._shape)
+                used = min(used + self.batch_size, len(pending))
+                if used == len(pending):
+                    pending, used = [], 0  # lets the window go before the next one is asked for
                 # Before the yield: whoever asks for the state after this batch must find it counted.
                 self._num_consumed = min(first_row + (step + 1) * size, self.num_rows)
-                yield ready.popleft()
-        finally:
-            blocks.close()
-
-    def _blocks(self, first_row: int, steps: range) -> Generator[StudentRows, None, None]:
-        """The rows of this rank's `steps`, in order, in blocks of whole batches that fit the processor's cache."""
-        block_rows = self.batch_size * max(1, _BLOCK_TOKENS // (self.batch_size * self._mean_tokens))
-        pieces: list[StudentRows] = []
-        missing = block_rows
-        windows = self._windows(first_row, steps)
-        try:
-            for window in windows:
-                start = 0
-                while start < len(window):
-                    end = min(len(window), start + missing)
-                    pieces.append(window.take(start, end))
-                    missing -= end - start
-                    start = end
-                    if not missing:
-                        yield join_rows(pieces)
-                        pieces, missing = [], block_rows
-            if pieces:
-                yield join_rows(pieces)
+                yield batch
         finally:
             windows.close()
 
-    def _windows(self, first_row: int, steps: range) -> Generator[Window, None, None]:
+    def _windows(self, first_row: int, steps: range) -> Generator[list[tuple[GroupRows, int]], None, None]:
         """Windows that hold rows of this rank's `steps`, in order; the next one is read ahead."""
         if not steps:
             return
@@ -242,26 +220,25 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
         reader = WindowReader(self.dataset, self._with_files)
         size = self.global_batch_size
 
-        def read(index: int) -> Window | None:
+        def read(index: int) -> list[tuple[GroupRows, int]]:
             offset = np.arange(order.window_starts[index], order.window_starts[index + 1]) - first_row
             step = offset // size
             selected = (offset % size) // self.batch_size == self.rank
             selected &= (step >= steps.start) & (step < steps.stop) & ((step - steps.start) % steps.step == 0)
-            return reader.read(order.window(index), selected) if selected.any() else None
+            return reader.read(order.window(index), selected) if selected.any() else []
 
         last_row = min(first_row + (steps[-1] + 1) * size, self.num_rows) - 1
         indices = range(order.window_of(first_row + steps.start * size), order.window_of(last_row) + 1)
         if not self.read_ahead:
-            yield from (window for index in indices if (window := read(index)) is not None)
+            yield from map(read, indices)
             return
         with ThreadPoolExecutor(1, thread_name_prefix="xtok-read-ahead") as pool:
-            ahead: Future[Window | None] = pool.submit(read, indices[0])
+            ahead: Future[list[tuple[GroupRows, int]]] = pool.submit(read, indices[0])
             for index in indices:
                 window = ahead.result()
                 if index + 1 < indices.stop:
                     ahead = pool.submit(read, index + 1)
-                if window is not None:
-                    yield window
+                yield window
 
     def _num_steps(self, first_row: int) -> int:
         rows = self.num_rows - first_row

@@ -1,4 +1,4 @@
-"""From a published dataset to rows in memory: which rows can be used, and the columns of one window.
+"""From a published dataset to rows in memory: which rows can be used, and the rows of one window.
 
 A flag column that the manifest says is all True (the masks of text mode, the pairs of parts aligned by bytes alone) is not read:
 it follows from the lengths. Every damage is a DamagedPartError that names the file.
@@ -7,7 +7,7 @@ it follows from the lengths. Every damage is a DamagedPartError that names the f
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -19,10 +19,10 @@ from schemas.manifest import FileEntry
 from xtok import storage
 from xtok.errors import DamagedPartError
 from xtok.loader.order import RowCatalog, WindowRows
-from xtok.loader.rows import Ragged, RaggedColumn, StudentRows, TeacherRows
+from xtok.loader.rows import GroupRows, ListColumn, TeacherColumns, teacher_columns
 from xtok.shards.read import Dataset, RowGroupRef, Side
 
-__all__ = ["Window", "WindowReader", "build_catalog"]
+__all__ = ["WindowReader", "build_catalog"]
 
 _SCAN_THREADS = 8  # scanning for refused rows waits on storage, not on the processor
 _FOOTERS_KEPT = 64
@@ -69,90 +69,64 @@ class WindowReader:
         self._teachers = tuple(teachers)
         self._refs = dataset.row_groups()
 
-    def read(self, window: WindowRows, selected: npt.NDArray[np.bool_]) -> Window:
-        """The rows of `window` where `selected` (bool, one a row of the window), in its order."""
-        slot, row = window.slot[selected], window.row[selected]
-        needed = np.unique(slot)
-        refs = [self._refs[group] for group in window.groups[needed]]
-        starts = np.concatenate([[0], np.cumsum([ref.num_rows for ref in refs])]).astype(np.int64)
-        student = _SideColumns(self._source, refs, "student", ["input_ids"], ["token_mask"], ["idx", "loss_multiplier"])
-        columns = ["input_ids", "student_chunk_id", "teacher_chunk_id"]
-        flags = ["token_mask", "pair_is_correct"]
-        teachers = {teacher: _SideColumns(self._source, refs, teacher, columns, flags) for teacher in self._teachers}
-        return Window(starts[np.searchsorted(needed, slot)] + row, student, teachers)
+    def read(self, window: WindowRows, selected: npt.NDArray[np.bool_]) -> list[tuple[GroupRows, int]]:
+        """The rows of `window` where `selected` (bool, one a row of the window), in its order: row group, and row within it."""
+        slots, rows = window.slot[selected], window.row[selected]
+        groups = {slot: self._read_group(self._refs[window.groups[slot]]) for slot in np.unique(slots).tolist()}
+        return [(groups[slot], row) for slot, row in zip(slots.tolist(), rows.tolist(), strict=True)]
 
-
-class Window:
-    """The columns of a window in memory, and which of its rows are wanted in which order."""
-
-    def __init__(self, rows: npt.NDArray[np.int64], student: _SideColumns, teachers: Mapping[int, _SideColumns]) -> None:
-        self._rows, self._student, self._teachers = rows, student, teachers
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def take(self, start: int, end: int) -> StudentRows:
-        """Rows [start, end) of the wanted order, copied out of the columns."""
-        numbers = self._rows[start:end]
-        rows = pa.array(numbers)
-        ids = self._student.ragged("input_ids", rows)
-        return StudentRows(
-            idx=self._student.flat["idx"][numbers].astype(np.int64, copy=False),
-            loss_multiplier=self._student.flat["loss_multiplier"][numbers].astype(np.float32, copy=False),
+    def _read_group(self, ref: RowGroupRef) -> GroupRows:
+        student = _SideTable(self._source, ref, "student", ["input_ids", "idx", "loss_multiplier"], ["token_mask"])
+        ids = student.lists("input_ids")
+        return GroupRows(
+            idx=student.table.column("idx").to_pylist(),
+            loss_multiplier=student.table.column("loss_multiplier").to_pylist(),
             ids=ids,
-            token_mask=self._student.flags("token_mask", rows, like=ids),
-            teachers={teacher: _take_teacher(columns, rows, ids) for teacher, columns in self._teachers.items()},
+            token_mask=student.flags("token_mask", like=ids),
+            teachers={teacher: self._read_teacher(ref, teacher, ids) for teacher in self._teachers},
+        )
+
+    def _read_teacher(self, ref: RowGroupRef, teacher: int, student_ids: ListColumn) -> TeacherColumns:
+        columns, flags = ["input_ids", "student_chunk_id", "teacher_chunk_id"], ["token_mask", "pair_is_correct"]
+        side = _SideTable(self._source, ref, teacher, columns, flags)
+        ids = side.lists("input_ids")
+        return teacher_columns(
+            ids=ids,
+            token_mask=side.flags("token_mask", like=ids),
+            student_chunk_id=side.lists("student_chunk_id", like=student_ids),
+            teacher_chunk_id=side.lists("teacher_chunk_id", like=ids),
+            pair_is_correct=side.flags("pair_is_correct"),
         )
 
 
-def _take_teacher(columns: _SideColumns, rows: pa.Array, student_ids: Ragged) -> TeacherRows:
-    ids = columns.ragged("input_ids", rows)
-    return TeacherRows(
-        ids=ids,
-        token_mask=columns.flags("token_mask", rows, like=ids),
-        student_chunk_id=columns.ragged("student_chunk_id", rows, like=student_ids),
-        teacher_chunk_id=columns.ragged("teacher_chunk_id", rows, like=ids),
-        pair_is_correct=columns.flags("pair_is_correct", rows),
-    )
+class _SideTable:
+    """One side of one row group: the columns needed, and flags that may follow from the manifest."""
 
+    def __init__(self, source: _RowGroups, ref: RowGroupRef, side: Side, columns: list[str], flags: list[str]) -> None:
+        self._path = source.dataset.file(ref.part, side).path
+        all_true = _all_true(source.dataset, ref, side)
+        self._flags = [name for name in flags if name not in all_true]
+        self.table = source.read(ref, side, [*columns, *self._flags])
 
-class _SideColumns:
-    """Columns of one side over some row groups. flat: columns without lists, by name, one value a row."""
-
-    def __init__(
-        self,
-        source: _RowGroups,
-        refs: Sequence[RowGroupRef],
-        side: Side,
-        lists: Sequence[str],
-        flags: Sequence[str],
-        flat: Sequence[str] = (),
-    ) -> None:
-        self._where = ", ".join(dict.fromkeys(source.dataset.file(ref.part, side).path for ref in refs))
-        constant = set.intersection(*(_all_true(source.dataset, ref, side) for ref in refs))
-        read_lists = [*lists, *(name for name in flags if name not in constant)]
-        tables = [source.read(ref, side, [*read_lists, *flat]) for ref in refs]
-        self.flat = {name: np.concatenate([table.column(name).to_numpy() for table in tables]) for name in flat}
-        self._lists = {name: self._column(name, tables) for name in read_lists}
-
-    def ragged(self, name: str, rows: pa.Array, like: Ragged | None = None) -> Ragged:
-        """Rows of a list column. DamagedPartError when they are not as long as those of `like`."""
-        found = self._lists[name].take(rows)
-        if like is not None and not np.array_equal(found.offsets, like.offsets):
-            raise DamagedPartError(
-                f"column {name} of {self._where} has rows of another length than their ids. `xtok verify` finds the damaged part."
-            )
+    def lists(self, name: str, like: ListColumn | None = None) -> ListColumn:
+        """A list column. DamagedPartError when it holds nulls, or rows that are not as long as those of `like`."""
+        column = self.table.column(name)
+        try:
+            found = ListColumn.from_arrow(column)
+        except pa.ArrowInvalid as error:
+            raise DamagedPartError(f"column {name} of {self._path}: {error}. `xtok verify` checks the whole dataset.") from error
+        if like is not None:
+            differs = np.diff(found.offsets) != np.diff(like.offsets)
+            if bool((differs & column.is_valid().to_numpy()).any()):
+                raise DamagedPartError(
+                    f"column {name} of {self._path} has rows of another length than their ids. "
+                    "`xtok verify` checks the whole dataset."
+                )
         return found
 
-    def flags(self, name: str, rows: pa.Array, like: Ragged | None = None) -> Ragged | None:
-        """Rows of a flag column, None when every element is True."""
-        return self.ragged(name, rows, like) if name in self._lists else None
-
-    def _column(self, name: str, tables: list[pa.Table]) -> RaggedColumn:
-        try:
-            return RaggedColumn([table.column(name) for table in tables])
-        except pa.ArrowInvalid as error:
-            raise DamagedPartError(f"column {name} of {self._where}: {error}. `xtok verify` finds the damaged part.") from error
+    def flags(self, name: str, like: ListColumn | None = None) -> ListColumn | None:
+        """A flag column, None when every element is True."""
+        return self.lists(name, like) if name in self._flags else None
 
 
 class _RowGroups:

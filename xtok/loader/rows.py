@@ -1,14 +1,12 @@
-"""Rows as flat arrays in their final order: taken from the columns of a window, ready to be cut into batches.
+"""The rows of one row group in memory, column by column, as Parquet gave them: flat values and row bounds, without a copy.
 
-Legend: D rows, N student tokens, Nt teacher tokens, P chunks; all of them summed over the rows held. Offsets are int64 [D + 1],
-half-open row bounds.
+Legend: D rows of the row group, N student tokens, Nt teacher tokens, P chunks; summed over those rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -16,163 +14,117 @@ import pyarrow as pa
 
 from xtok.loader.partition import exact_masks, num_chunks_of_rows
 
-__all__ = ["Ragged", "RaggedColumn", "StudentRows", "TeacherRows", "join_rows", "no_rows", "offsets_of"]
+__all__ = ["GroupRows", "ListColumn", "TeacherColumns", "teacher_columns"]
+
+_BLOCK_TOKENS = 32_768  # exact pairs are found for so many tokens at a time: the intermediate arrays stay in the cache
 
 
 @dataclass(frozen=True)
-class Ragged:
-    """Values of D rows, one after the other. values: [N]; offsets: int64 [D + 1]."""
+class ListColumn:
+    """A list column. values: [N]; offsets: int64 [D + 1], half-open row bounds; bounds: the same as Python integers."""
 
     values: npt.NDArray[np.generic]
     offsets: npt.NDArray[np.int64]
+    bounds: list[int]
+
+    @classmethod
+    def from_flat(cls, values: npt.NDArray[np.generic], offsets: npt.NDArray[np.int64]) -> ListColumn:
+        """values [N] and offsets int64 [D + 1]."""
+        return cls(values, offsets, offsets.tolist())
+
+    @classmethod
+    def from_arrow(cls, column: pa.ChunkedArray) -> ListColumn:
+        """A column of list<int32> or list<bool>; a null row is an empty one. Raises pa.ArrowInvalid when a list holds nulls."""
+        array = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+        return cls.from_flat(_as_values(array.values), array.offsets.to_numpy().astype(np.int64))
 
 
 @dataclass(frozen=True)
-class TeacherRows:
-    """What one teacher adds to D rows.
+class TeacherColumns:
+    """What one teacher adds.
 
     ids: int32; token_mask: bool, or None where every token is in the mask. student_chunk_id: int32 over the student's tokens;
-    teacher_chunk_id: int32 over the teacher's. pair_is_correct: bool, or None where every pair is correct.
+    teacher_chunk_id: int32 over the teacher's. student_exact, teacher_exact: bool over the same, tokens on a correct one-to-one
+    pair. pair_is_correct: bool, or None where every pair is correct; num_chunks: of each row.
     """
 
-    ids: Ragged
-    token_mask: Ragged | None
-    student_chunk_id: Ragged
-    teacher_chunk_id: Ragged
-    pair_is_correct: Ragged | None
-
-    @cached_property
-    def pair_offsets(self) -> npt.NDArray[np.int64]:
-        """int64 [D + 1]: bounds of each row's chunks."""
-        if self.pair_is_correct is not None:
-            return self.pair_is_correct.offsets
-        return offsets_of(
-            num_chunks_of_rows(self.student_chunk_id.values.astype(np.int32, copy=False), self.student_chunk_id.offsets)
-        )
-
-    @cached_property
-    def exact(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """bool [N] and [Nt], over the student's and over the teacher's tokens: on a correct one-to-one pair."""
-        correct = np.ones(int(self.pair_offsets[-1]), dtype=bool) if self.pair_is_correct is None else self.pair_is_correct.values
-        return exact_masks(
-            self.student_chunk_id.values.astype(np.int32, copy=False),
-            self.student_chunk_id.offsets,
-            self.teacher_chunk_id.values.astype(np.int32, copy=False),
-            self.teacher_chunk_id.offsets,
-            correct.astype(bool, copy=False),
-            self.pair_offsets,
-        )
+    ids: ListColumn
+    token_mask: ListColumn | None
+    student_chunk_id: ListColumn
+    teacher_chunk_id: ListColumn
+    student_exact: ListColumn
+    teacher_exact: ListColumn
+    pair_is_correct: ListColumn | None
+    num_chunks: list[int]
 
 
 @dataclass(frozen=True)
-class StudentRows:
-    """D rows in their final order. idx: int64 [D]; loss_multiplier: float32 [D]; teachers: by teacher_index."""
+class GroupRows:
+    """One row group. idx: of each row; loss_multiplier: of each row; teachers: by teacher_index."""
 
-    idx: npt.NDArray[np.int64]
-    loss_multiplier: npt.NDArray[np.float32]
-    ids: Ragged
-    token_mask: Ragged | None
-    teachers: Mapping[int, TeacherRows]
-
-    def __len__(self) -> int:
-        return len(self.idx)
+    idx: list[int]
+    loss_multiplier: list[float]
+    ids: ListColumn
+    token_mask: ListColumn | None
+    teachers: Mapping[int, TeacherColumns]
 
 
-def join_rows(pieces: Sequence[StudentRows]) -> StudentRows:
-    """Rows of several pieces (at least one) under one another."""
-    if len(pieces) == 1:
-        return pieces[0]
-    student_ids = [piece.ids for piece in pieces]
-    return StudentRows(
-        idx=np.concatenate([piece.idx for piece in pieces]),
-        loss_multiplier=np.concatenate([piece.loss_multiplier for piece in pieces]),
-        ids=_join(student_ids),
-        token_mask=_join_flags([piece.token_mask for piece in pieces], student_ids),
-        teachers={teacher: _join_teacher([piece.teachers[teacher] for piece in pieces]) for teacher in pieces[0].teachers},
+def teacher_columns(
+    ids: ListColumn,
+    token_mask: ListColumn | None,
+    student_chunk_id: ListColumn,
+    teacher_chunk_id: ListColumn,
+    pair_is_correct: ListColumn | None,
+) -> TeacherColumns:
+    """The columns read, completed by those that follow from them."""
+    if pair_is_correct is None:
+        num_chunks = num_chunks_of_rows(student_chunk_id.values.astype(np.int32, copy=False), student_chunk_id.offsets)
+    else:
+        num_chunks = np.diff(pair_is_correct.offsets)
+    student_exact, teacher_exact = _exact(student_chunk_id, teacher_chunk_id, pair_is_correct, num_chunks)
+    return TeacherColumns(
+        ids=ids,
+        token_mask=token_mask,
+        student_chunk_id=student_chunk_id,
+        teacher_chunk_id=teacher_chunk_id,
+        student_exact=ListColumn(student_exact, student_chunk_id.offsets, student_chunk_id.bounds),
+        teacher_exact=ListColumn(teacher_exact, teacher_chunk_id.offsets, teacher_chunk_id.bounds),
+        pair_is_correct=pair_is_correct,
+        num_chunks=num_chunks.tolist(),
     )
 
 
-def no_rows(teachers: Sequence[int]) -> StudentRows:
-    """No rows at all, of these teachers."""
-    nothing = Ragged(np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
-    teacher = TeacherRows(nothing, None, nothing, nothing, None)
-    return StudentRows(
-        np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32), nothing, None, dict.fromkeys(teachers, teacher)
-    )
-
-
-def _join_teacher(pieces: Sequence[TeacherRows]) -> TeacherRows:
-    ids = [piece.ids for piece in pieces]
-    pairs = [Ragged(np.empty(0, dtype=np.bool_), piece.pair_offsets) for piece in pieces]
-    return TeacherRows(
-        ids=_join(ids),
-        token_mask=_join_flags([piece.token_mask for piece in pieces], ids),
-        student_chunk_id=_join([piece.student_chunk_id for piece in pieces]),
-        teacher_chunk_id=_join([piece.teacher_chunk_id for piece in pieces]),
-        pair_is_correct=_join_flags([piece.pair_is_correct for piece in pieces], pairs),
-    )
-
-
-def _join(pieces: Sequence[Ragged]) -> Ragged:
-    lengths = [np.diff(piece.offsets) for piece in pieces]
-    return Ragged(np.concatenate([piece.values for piece in pieces]), offsets_of(np.concatenate(lengths)))
-
-
-def _join_flags(pieces: Sequence[Ragged | None], shapes: Sequence[Ragged]) -> Ragged | None:
-    """None stands for all True, in rows as long as those of the piece's shape; None when all pieces are."""
-    if all(piece is None for piece in pieces):
-        return None
-    filled = [
-        piece or Ragged(np.ones(int(shape.offsets[-1]), dtype=np.bool_), shape.offsets)
-        for piece, shape in zip(pieces, shapes, strict=True)
-    ]
-    return _join(filled)
-
-
-def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """int64 [D + 1] bounds of rows with these lengths."""
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
-
-
-class RaggedColumn:
-    """A list column of int32 or bool of all row groups of a window, from which rows are taken in any order.
-
-    Each list is one binary value of its bytes for Arrow, whose `take` then copies rows with memcpy: several times faster than a
-    take of lists, which looks up every element.
-    """
-
-    def __init__(self, columns: Sequence[pa.ChunkedArray]) -> None:
-        """`columns` are joined in order. Raises pa.ArrowInvalid when a list holds nulls."""
-        chunks = [chunk for column in columns for chunk in column.chunks]
-        values = [_as_values(chunk.values) for chunk in chunks]
-        self._dtype = values[0].dtype
-        # Joined once: a take from several chunks would join them at every call.
-        self._blobs = pa.concat_arrays(
-            [_as_blobs(flat, chunk.offsets.to_numpy()) for flat, chunk in zip(values, chunks, strict=True)]
+def _exact(
+    student: ListColumn, teacher: ListColumn, correct: ListColumn | None, num_chunks: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """bool [N] and [Nt], block of rows by block of rows."""
+    masks = np.empty(len(student.values), dtype=bool), np.empty(len(teacher.values), dtype=bool)
+    pair_offsets = np.zeros(len(num_chunks) + 1, dtype=np.int64)
+    np.cumsum(num_chunks, out=pair_offsets[1:])
+    flags = np.ones(int(pair_offsets[-1]), dtype=bool) if correct is None else correct.values.astype(bool, copy=False)
+    first_flag = 0 if correct is None else correct.bounds[0]
+    ends = np.searchsorted(student.offsets, np.arange(student.bounds[0], student.bounds[-1], _BLOCK_TOKENS)[1:])
+    cuts = np.unique(np.concatenate([[0], ends, [len(num_chunks)]]))
+    for start, end in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+        sides = [slice(column.bounds[start], column.bounds[end]) for column in (student, teacher)]
+        pairs = pair_offsets[start : end + 1]
+        found = exact_masks(
+            student.values[sides[0]].astype(np.int32, copy=False),
+            student.offsets[start : end + 1] - student.bounds[start],
+            teacher.values[sides[1]].astype(np.int32, copy=False),
+            teacher.offsets[start : end + 1] - teacher.bounds[start],
+            flags[first_flag + int(pairs[0]) : first_flag + int(pairs[-1])],
+            pairs - pairs[0],
         )
-
-    def take(self, rows: pa.Array) -> Ragged:
-        """The rows named (int64), in that order, copied."""
-        taken = self._blobs.take(rows)
-        _, bounds_buffer, data = taken.buffers()
-        width = self._dtype.itemsize
-        bounds = np.frombuffer(bounds_buffer, dtype=np.int64)[taken.offset : taken.offset + len(rows) + 1]
-        values = np.frombuffer(data if data is not None else b"", dtype=self._dtype, count=int(bounds[-1]) // width)
-        return Ragged(values[int(bounds[0]) // width :], (bounds - bounds[0]) // width)
-
-
-def _as_blobs(values: npt.NDArray[np.generic], offsets: npt.NDArray[np.integer]) -> pa.Array:
-    bounds = offsets.astype(np.int64) * values.itemsize
-    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(values)])
+        masks[0][sides[0]], masks[1][sides[1]] = found
+    return masks
 
 
 def _as_values(values: pa.Array) -> npt.NDArray[np.generic]:
     """The elements of a list array as numpy, without a copy for integers; booleans are unpacked from bits."""
-    if not pa.types.is_boolean(values.type):
-        return np.ascontiguousarray(values.to_numpy(zero_copy_only=True))
     if values.null_count:
-        raise pa.ArrowInvalid("a list of booleans holds nulls")
+        raise pa.ArrowInvalid("a list holds nulls")
+    if not pa.types.is_boolean(values.type):
+        return values.to_numpy(zero_copy_only=True)  # type: ignore[no-any-return]
     bits = np.frombuffer(values.buffers()[1], dtype=np.uint8) if len(values) else np.empty(0, dtype=np.uint8)
     return np.unpackbits(bits, bitorder="little", count=values.offset + len(values))[values.offset :].view(np.bool_)

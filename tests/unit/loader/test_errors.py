@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from tests.unit.loader.synthetic import make_rows, publish
 from xtok.errors import ConfigError, DamagedPartError, UnpublishedDatasetError
 from xtok.loader import AlignedShardLoader
-from xtok.loader.rows import RaggedColumn
+from xtok.loader.rows import ListColumn
 
 
 @pytest.mark.parametrize(
@@ -83,15 +83,14 @@ def test_refused_rows_other_than_the_manifest_counts_are_damage(tmp_path: Path) 
 def test_lists_with_holes_are_refused(kind: pa.DataType) -> None:
     column = pa.chunked_array([pa.array([[1, None], [0]]).cast(pa.list_(kind))])
     with pytest.raises(pa.ArrowInvalid):
-        RaggedColumn([column])
+        ListColumn.from_arrow(column)
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.bool_()])
-def test_gathering_rows_of_sliced_chunks(kind: pa.DataType) -> None:
+def test_rows_of_sliced_chunks(kind: pa.DataType) -> None:
     values = [[1, 0, 1], [], [0], None, [1, 1], [0, 0, 0, 1]]
     whole = pa.array([[1], [0, 0], *values]).cast(pa.list_(kind))
     columns = [pa.chunked_array([whole.slice(2, 2), whole.slice(4, 1)]), pa.chunked_array([whole.slice(5, 3)])]
-    rows = [5, 0, 4, 1, 0, 2]
-    found = RaggedColumn(columns).take(pa.array(rows))
-    assert np.diff(found.offsets).tolist() == [len(values[row] or []) for row in rows]
-    assert found.values.tolist() == [bool(v) if kind == pa.bool_() else v for row in rows for v in values[row] or []]
+    found = [ListColumn.from_arrow(column) for column in columns]
+    rows = [column.values[start:end].tolist() for column in found for start, end in pairwise(column.bounds)]
+    assert rows == [[bool(v) if kind == pa.bool_() else v for v in row or []] for row in values]
