@@ -6,7 +6,9 @@ is imported first. It only fills in what the user has not set.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -43,7 +45,10 @@ def home_variables(home: Path) -> dict[str, str]:
 def use_private_home() -> None:
     """Unless PREFECT_API_URL names a server, give this process a temporary Prefect home of its own.
 
-    Prefect makes its home when it is imported, so this comes before; `flows.server.private_server` then fills and removes it.
+    Prefect makes its home when it is imported, so this comes before. The home goes with this process, or after `kill -9` with the
+    server in it (`flows.server.private_server`).
     """
     if not os.environ.get("PREFECT_API_URL"):
-        os.environ.update(home_variables(Path(tempfile.mkdtemp(prefix="xtok-prefect-"))))
+        home = Path(tempfile.mkdtemp(prefix="xtok-prefect-"))
+        atexit.register(shutil.rmtree, home, ignore_errors=True)
+        os.environ.update(home_variables(home))
