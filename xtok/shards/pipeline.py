@@ -7,13 +7,15 @@ Run it again after any interruption: it plans again, comes to the same plan, and
 
 from __future__ import annotations
 
+import hashlib
+
 from schemas.config import PreprocessConfig
 from schemas.manifest import Manifest, PartEntry
 from xtok import storage
 from xtok.errors import ConfigError
-from xtok.shards.freeze import freeze_plan
+from xtok.shards.freeze import agree, freeze_plan
 from xtok.shards.part import run_part
-from xtok.shards.plan import Progress, RunPlan, make_plan
+from xtok.shards.plan import Progress, RunPlan, make_plan, plan_bytes, read_plan
 from xtok.shards.pool import Runner, WorkerPool
 from xtok.shards.publish import publish
 from xtok.shards.read import open_dataset
@@ -89,13 +91,27 @@ def rebuild_part(config: PreprocessConfig, index: int, *, runner: Runner | None 
         with WorkerPool(1) as pool:
             return rebuild_part(config, index, runner=pool)
     dataset = open_dataset(config.output)
-    run = plan_dataset(config, runner)
+    run = _published_plan(config, dataset.manifest, runner)
     jobs = part_jobs(run, config)
     if not 0 <= index < len(jobs):
         raise ConfigError(f"{config.output} has parts 0 to {len(jobs) - 1}, not {index}")
     (entry,) = runner.map(run_part, [jobs[index]], lambda job: job.label)
     if entry != dataset.manifest.parts[index]:
-        # Other library versions write other bytes: only a whole run may then change what is published.
-        publish_all = "run preprocess with the same configuration to rebuild and publish the whole dataset"
-        raise ConfigError(f"part {index} came out other than published (library versions changed?): {publish_all}")
+        raise ConfigError(f"part {index} of {config.output} came out other than published: run preprocess to build all anew")
     return entry
+
+
+def _published_plan(config: PreprocessConfig, manifest: Manifest, runner: Runner) -> RunPlan:
+    """The plan that a dataset was published with, made again; nothing is written while it is another."""
+    run = make_plan(config, runner)
+    if config.render_date is None:
+        run = RunPlan(run.plan.model_copy(update={"render_date": manifest.render_date}), run.source_urls)
+    if hashlib.sha256(plan_bytes(run.plan)).hexdigest() == manifest.plan_sha256:
+        return freeze_plan(run, config.output, fixed_render_date=config.render_date is not None)
+    existing = read_plan(config.output)
+    if existing is not None:
+        agree(existing, run.plan, config.output)
+    raise ConfigError(
+        f"{config.output} was built with other library versions or other teachers, and one part of it would come out other than the "
+        "rest: run preprocess with its configuration to build and publish all anew"
+    )

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from tests.unit.shards.support import PARTS, TOKENIZERS, build, config_for, frozen_files, side, udhr_rows
-from xtok.errors import DamagedPartError, DatasetError, DatasetMismatchError, UnpublishedDatasetError
+from xtok.errors import ConfigError, DamagedPartError, DatasetError, DatasetMismatchError, UnpublishedDatasetError
 from xtok.shards import part as part_module
 from xtok.shards.inspect import side_frame
 from xtok.shards.part import run_part
@@ -170,6 +170,21 @@ def test_damage_is_found_and_rebuilt_alone(tmp_path: Path, source: Path, table: 
     rebuild_part(config_for(tmp_path / "out", source, **PARTS), 1, runner=SerialRunner())
     assert frozen_files(tmp_path / "out") == sound
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in times} == times
+
+
+def test_a_part_is_not_rebuilt_with_other_library_versions(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+
+    build(tmp_path / "out", source, **PARTS)
+    sound = frozen_files(tmp_path / "out")
+    monkeypatch.setattr(pa, "__version__", "0.0.1")
+    with pytest.raises(ConfigError, match="other library versions"):
+        rebuild_part(config_for(tmp_path / "out", source, **PARTS), 1, runner=SerialRunner())
+    assert frozen_files(tmp_path / "out") == sound
+    # A whole run builds everything anew, and says so in plan and manifest.
+    manifest = build(tmp_path / "out", source, **PARTS)
+    assert manifest.environment == {"pyarrow": "0.0.1"}
+    assert verify_dataset(open_dataset(str(tmp_path / "out"))) == []
 
 
 def test_verify_sees_what_digests_cannot(tmp_path: Path, source: Path) -> None:
