@@ -58,7 +58,7 @@ def _plain(value: Any) -> Any:
     """Tensors as numpy arrays, through dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
-        return np.array(tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor)
+        return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy().copy()
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
