@@ -121,7 +121,7 @@ def test_bundled_tokenizers_in_every_role(tmp_path: Path, student: str, context_
 
 @pytest.mark.slow
 def test_production_tokenizers(tmp_path: Path, real_tokenizer_folder: Path) -> None:
-    documents = udhr(60)
+    documents = udhr(24)
     shared = os.environ.get("XTOK_SHARED")
     if shared:
         lines = (Path(shared) / "data" / "texts.jsonl").read_text(encoding="utf-8").split("\n")
