@@ -47,7 +47,7 @@ class PreprocessConfig(_Frozen):
     output: folder or URL of the dataset.
     text_field, id_field, loss_multiplier_field: names of a row's fields; a row without an id is named by its content's digest.
     overlength: what happens to a text longer than a context: `truncate` each side to its own, `split` into windows that end at
-      a cut which all sides share, or `reject`.
+      a cut which all sides share, or `reject`. A chat is never cut: in chat mode `reject` is the default and the only choice.
     max_document_bytes: a longer text (UTF-8) is a counted reject before tokenizing.
     part_bytes: target size of one unit of work, in bytes of decompressed input. row_group_rows: rows in one Parquet row group.
     engine: `local` (processes of this machine) or `ray`. workers: processes, None for one a core.
@@ -55,8 +55,12 @@ class PreprocessConfig(_Frozen):
       less of the supervised student tokens lies in chunks shared with a teacher.
     backend: `auto` takes the fast tokenizer where it is proven equal on a sample of this data. proof_every: one row in so many
       is tokenized with the reference as well, in every part.
-    render_date: the day that chat templates see; None for the plan's UTC date (chat mode only).
-    messages_field … drop_first_assistant_chunk_kl_by_teacher: chat mode; see the collator's arguments of the same names.
+    Chat mode only:
+    render_date: the day that chat templates see; None for the plan's UTC date.
+    messages_field, conversations_field, prompt_field and completion_field: a row is read from the first that is there, OpenAI's
+      messages, ShareGPT's conversations (`from`, `value`), or a prompt with its completion (text or messages).
+    tools_field, chat_template_kwargs_field: a row's own tools and template arguments (over the side's); None: not read.
+    include_thinking_in_loss … drop_first_assistant_chunk_kl_by_teacher: see the collator's arguments of the same names.
     """
 
     mode: Literal["text", "chat"] = "text"
@@ -84,12 +88,22 @@ class PreprocessConfig(_Frozen):
     render_date: datetime.date | None = None
 
     messages_field: str = "messages"
+    conversations_field: str = "conversations"
+    prompt_field: str = "prompt"
+    completion_field: str = "completion"
     tools_field: str | None = "tools"
     chat_template_kwargs_field: str | None = "chat_template_kwargs"
     include_thinking_in_loss: bool = False
     native_thinking_alignment: bool = False
     kd_alignment_regions: tuple[Literal["reasoning", "close", "answer", "eot"], ...] | None = None
     drop_first_assistant_chunk_kl_by_teacher: tuple[bool, ...] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _chats_are_never_cut(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("mode") == "chat":
+            return {"overlength": "reject"} | data
+        return data
 
     @field_validator("sources", mode="before")
     @classmethod
@@ -98,6 +112,8 @@ class PreprocessConfig(_Frozen):
 
     @model_validator(mode="after")
     def _check_chat_fields(self) -> Self:
+        if self.mode == "chat" and self.overlength != "reject":
+            raise ValueError(f"overlength: {self.overlength}: a chat is never cut; leave overlength out in mode: chat")
         if self.native_thinking_alignment and not (self.mode == "chat" and self.include_thinking_in_loss):
             raise ValueError("native_thinking_alignment needs mode: chat and include_thinking_in_loss: true")
         if self.kd_alignment_regions is not None:

@@ -37,7 +37,13 @@ class SideCounts(_Frozen):
     tokens under the mask, specials left out; num_covered: those of them in a chunk; num_chunks, num_correct_chunks, and
     num_one_to_one, chunks of one token on each side (role pairs included in all three).
     num_special_in_text: tokens of the content that are special ids (the text spells a special token out).
-    backend: what encoded; backend_difference: the first difference that made a part fall back to the reference.
+    num_backend_fallbacks: parts done again with the reference tokenizer; backend_difference: the first difference that made it so.
+    reject_examples: by reason, the first few refused rows, as `source:line (sample_id): message`.
+    Chat mode: num_rendered: rows that this side's template rendered, those refused later counted. num_mask_tokens: tokens under
+    this side's own mask, specials counted; num_thinking_tokens: those of them in regions `reasoning` and `close`.
+    num_thinking_rows, num_dropped_reasoning: rows whose final turn's reasoning this template shows, or drops. num_left_out
+    (teachers): student tokens that are in a chunk but for kd_alignment_regions and drop_first_assistant_chunk_kl_by_teacher.
+    num_renderer_fallbacks, renderer_difference: as for the backend, with Jinja as the reference.
     """
 
     num_rows: int = 0
@@ -53,12 +59,26 @@ class SideCounts(_Frozen):
     num_one_to_one: int = 0
     num_backend_fallbacks: int = 0
     backend_difference: str | None = None
+    num_rendered: int = 0
+    num_mask_tokens: int = 0
+    num_thinking_tokens: int = 0
+    num_thinking_rows: int = 0
+    num_dropped_reasoning: int = 0
+    num_left_out: int = 0
+    num_renderer_fallbacks: int = 0
+    renderer_difference: str | None = None
     rejects: dict[str, int] = {}
+    reject_examples: dict[str, tuple[str, ...]] = {}
 
     @property
     def coverage(self) -> float:
         """Supervised, non-special student tokens in a chunk, over all such; 1.0 when there are none."""
         return self.num_covered / self.num_supervised if self.num_supervised else 1.0
+
+    @property
+    def reachable_coverage(self) -> float:
+        """The same, with tokens that the configuration itself keeps out of KD counted as covered: what `min_coverage` bounds."""
+        return (self.num_covered + self.num_left_out) / self.num_supervised if self.num_supervised else 1.0
 
     @property
     def num_rejects(self) -> int:
@@ -70,8 +90,9 @@ class PartEntry(_Frozen):
     """One finished part: its record on disk, and its entry in the manifest.
 
     student_digest, teacher_digests: what each side was made from (input, configuration, tokenizers, format version); a relaunch
-    skips a side whose digest and files hold. teacher_files: None for a same-tokenizer teacher. num_rows: rows of the student's
-    table; num_source_rows: rows read, rejects counted. source_rejects: rows refused before any side saw them, by reason.
+    skips a side whose digest and files hold. teacher_files: None for a same-tokenizer teacher. rendered_files: chat mode, the
+    student's and then each teacher's. num_rows: rows of the student's table; num_source_rows: rows read, rejects counted.
+    source_rejects: rows refused before any side saw them, by reason, and the first few of each (`SideCounts.reject_examples`).
     """
 
     index: int
@@ -84,6 +105,7 @@ class PartEntry(_Frozen):
     rejects_file: FileEntry
     rendered_files: tuple[FileEntry | None, ...] = ()
     source_rejects: dict[str, int]
+    source_reject_examples: dict[str, tuple[str, ...]] = {}
     student: SideCounts
     teachers: tuple[SideCounts, ...]
 
@@ -104,6 +126,7 @@ class Manifest(_Frozen):
     num_source_rows: int
     num_blank_lines: int
     source_rejects: dict[str, int]
+    source_reject_examples: dict[str, tuple[str, ...]] = {}
     student_totals: SideCounts
     teacher_totals: tuple[SideCounts, ...]
     coverage: tuple[float | None, ...]

@@ -112,7 +112,10 @@ REJECT_SCHEMA = pa.schema(
     ]
 )
 
-# Chat mode: what each model was shown. Spans are half-open byte spans of `text` in UTF-8.
+# Chat mode: what each model was shown, for the rows of the side's other table, in its order; null where the side refuses the row.
+# All places are half-open spans of bytes of `text` in UTF-8. content: all that is supervised before the end-of-turn mark.
+# regions: its parts, the end-of-turn mark last where the template writes one. calls_start: where the answer's tool calls begin,
+# null without any. reasoning: "none" (the row has none), "shown" or "dropped" by the template.
 RENDERED_SCHEMA = pa.schema(
     [
         pa.field("sample_id", pa.string(), nullable=False),
@@ -121,5 +124,7 @@ RENDERED_SCHEMA = pa.schema(
         pa.field("content_start", pa.int64()),
         pa.field("content_end", pa.int64()),
         pa.field("regions", _REGIONS),
+        pa.field("calls_start", pa.int64()),
+        pa.field("reasoning", pa.string()),
     ]
 )

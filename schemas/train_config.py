@@ -43,12 +43,19 @@ class TrainModel(_Frozen):
 class TeacherModel(TrainModel):
     """A teacher, frozen. Its place in the list is its `teacher_index` in the dataset.
 
-    dtype: of its weights. offload: keep it on the CPU between uses. shard: divide its weights over the data-parallel ranks.
+    dtype: of its weights. offload: keep it on the CPU between uses. shard: divide its weights over the data-parallel ranks; one of the
+    two, for teachers that do not fit beside the student.
     """
 
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     offload: bool = False
     shard: bool = False
+
+    @model_validator(mode="after")
+    def _one_way_to_save_memory(self) -> Self:
+        if self.offload and self.shard:
+            raise ValueError(f"teacher {self.model}: choose offload or shard, not both")
+        return self
 
 
 class Objectives(_Frozen):
@@ -95,7 +102,11 @@ class OptimizerSettings(_Frozen):
 
 
 class CheckpointSettings(_Frozen):
-    """every_steps: None for the end only. keep_last: whole checkpoints kept; keep_best: also the one of lowest evaluation loss."""
+    """When to save, and what to keep. The end is always saved.
+
+    every_steps: None for the end only. keep_last: checkpoints kept, newest first. keep_best: where there is evaluation, also save and
+    keep the step of the lowest evaluation loss so far (`checkpoints/best.json` names it). asynchronous: write while training goes on.
+    """
 
     every_steps: int | None = Field(default=100, ge=1)
     keep_last: int = Field(default=2, ge=1)
@@ -112,8 +123,12 @@ class EvaluationSettings(_Frozen):
 
 
 class ParallelSettings(_Frozen):
-    """processes: ranks of one machine; num_nodes machines meet at `rendezvous` (host:port). tensor_parallel ranks share one
-    vocabulary; the rest is data parallel. backend: None chooses NCCL where there is CUDA, gloo elsewhere."""
+    """The ranks and their layout.
+
+    processes: ranks of one machine. num_nodes: machines, which meet at `rendezvous` ("host:port" of one of them; the same everywhere).
+    tensor_parallel: neighbouring ranks that share one vocabulary; the rest is data parallel. device: auto takes CUDA (NCCL) where it
+    is, else the CPU (gloo).
+    """
 
     processes: int = Field(default=1, ge=1)
     num_nodes: int = Field(default=1, ge=1)
@@ -128,6 +143,8 @@ class ParallelSettings(_Frozen):
             raise ValueError(f"tensor_parallel {self.tensor_parallel} does not divide the {world_size} ranks")
         if self.num_nodes > 1 and self.rendezvous is None:
             raise ValueError(f"num_nodes {self.num_nodes} needs rendezvous: host:port of the first machine")
+        if self.rendezvous is not None and not self.rendezvous.rpartition(":")[2].isdigit():
+            raise ValueError(f"rendezvous {self.rendezvous!r} should read host:port, for example node0:29500")
         return self
 
 
@@ -135,8 +152,9 @@ class TrainConfig(_Frozen):
     """From a published dataset to a trained student and a trained draft.
 
     teachers: one for each teacher of the dataset, in its order; may be empty without `distill`.
-    batch_tokens: student tokens of one global batch: it takes rows of the dataset's order until they are reached.
-    accumulation: micro-batches a rank and step. steps: optimizer steps.
+    output: folder of the run: checkpoints/, metrics.jsonl, tensorboard/, export/. A run goes on from its newest checkpoint.
+    batch_tokens: student tokens of one global batch: it takes rows of the dataset's order until they are reached, the last of an
+    epoch what is left. accumulation: micro-batches a rank and step. steps: optimizer steps.
     distillation: further fields of `CrossTokenizerDistillationConfig` (its two weights come from `objectives`).
     projections: one Parquet file a teacher, None where the dataset's own is used or none is needed.
     precision: of the student's and draft's computation; master weights are float32.
@@ -154,7 +172,7 @@ class TrainConfig(_Frozen):
     batch_tokens: int = Field(default=65_536, ge=1)
     accumulation: int = Field(default=1, ge=1)
     steps: int = Field(default=1000, ge=1)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     precision: Literal["float32", "bfloat16"] = "float32"
     activation_checkpointing: bool = False
     shuffle_row_groups: int = Field(default=8, ge=1)

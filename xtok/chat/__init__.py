@@ -18,6 +18,7 @@ from xtok.chat.locate import LocatedPart, locate_tokens, texts_of
 from xtok.chat.messages import ChatFields, conversation_from_row, normalize_messages
 from xtok.chat.render import ChatRenderer
 from xtok.chat.rendered import RegionSpan, RenderedChat, RenderedPart
+from xtok.chat.select import keep_rows
 from xtok.chat.side import ChatOptions, ChatSide
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "align_chats",
     "conversation_from_row",
     "documents_of",
+    "keep_rows",
     "locate_conversations",
     "locate_tokens",
     "normalize_messages",

@@ -33,11 +33,13 @@ _REGION_CODES: Final = {"reasoning": 0, "close": 1, "answer": 2, "eot": 3}
 class ChatAlignment:
     """Alignment of D rows (`FlatAlignment`, over all tokens of each side) and the teacher's refusals that only the pair shows.
 
-    A row that either side or the pair refuses has no chunks.
+    A row that either side or the pair refuses has no chunks. left_out: bool [Ns], student tokens that stand in a chunk but for
+    `drop_first_chunk` and `kd_alignment_regions`.
     """
 
     flat: FlatAlignment
     refusals: list[RowRefused | None]
+    left_out: npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -79,7 +81,7 @@ def align_chats(student: LocatedPart, teacher: LocatedPart, *, drop_first_chunk:
     if not student.chats:
         none = np.empty(0, dtype=np.int32)
         nothing = Chunks(none, none, np.empty(0, dtype=np.int64))
-        return ChatAlignment(FlatAlignment.from_chunks(nothing), [])
+        return ChatAlignment(FlatAlignment.from_chunks(nothing), [], np.empty(0, dtype=bool))
     layout = _Layout()
     refusals: list[RowRefused | None] = [None] * len(student.chats)
     is_changed = ~(student.text.by_bytes & teacher.text.by_bytes)
@@ -99,7 +101,9 @@ def align_chats(student: LocatedPart, teacher: LocatedPart, *, drop_first_chunk:
     flat = FlatAlignment.from_chunks(chunks_from_cuts(sides[0].places(), sides[1].places()), route=route)
     if changed is not None:
         flat = _with_changed(flat, layout, changed)
-    return ChatAlignment(_kept(flat, student, teacher, sides[0].regions, drop_first_chunk), refusals)
+    kept = _kept(flat, student, teacher, sides[0].regions, drop_first_chunk)
+    left_out: npt.NDArray[np.bool_] = (flat.student_chunk_id >= 0) & (kept.student_chunk_id < 0)
+    return ChatAlignment(kept, refusals, left_out)
 
 
 class _Placed:

@@ -118,10 +118,6 @@ class ProvenRenderer:
         except TemplateFailure:
             return self.reference.render(messages, tools, kwargs)
 
-    def begin_part(self) -> None:
-        """Count rows for the continuing proof afresh, so that which rows are proven depends on the part alone."""
-        self._count = 0
-
     def _compare(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, kwargs: Mapping[str, Any]) -> bool:
         """Whether minijinja renders the row at all; what it renders must be the reference's text."""
         assert self._fast is not None

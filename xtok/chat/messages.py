@@ -45,14 +45,23 @@ _RESERVED_KWARGS: Final = ("messages", "tools", "documents", "add_generation_pro
 
 @dataclass(frozen=True, slots=True)
 class ChatFields:
-    """Names of the columns a chat row is read from; the first of messages, conversations, prompt + completion that is there."""
+    """Names of the columns a chat row is read from; the first of messages, conversations, prompt + completion that is there.
+
+    tools, template_kwargs: None where rows have none that are to be read.
+    """
 
     messages: str = "messages"
     conversations: str = "conversations"
     prompt: str = "prompt"
     completion: str = "completion"
-    tools: str = "tools"
-    template_kwargs: str = "chat_template_kwargs"
+    tools: str | None = "tools"
+    template_kwargs: str | None = "chat_template_kwargs"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All of them."""
+        names = (self.messages, self.conversations, self.prompt, self.completion, self.tools, self.template_kwargs)
+        return tuple(name for name in names if name is not None)
 
 
 def conversation_from_row(row: Mapping[str, Any], fields: ChatFields | None = None) -> Conversation:
@@ -66,8 +75,8 @@ def conversation_from_row(row: Mapping[str, Any], fields: ChatFields | None = No
     if raw is None:
         _refuse(f"the row has none of {fields.messages!r}, {fields.conversations!r} and {fields.completion!r}: {sorted(row)}")
     messages = normalize_messages(raw)
-    tools = _normalize_tools(row.get(fields.tools))
-    template_kwargs = _normalize_kwargs(row.get(fields.template_kwargs))
+    tools, template_kwargs = (None if name is None else row.get(name) for name in (fields.tools, fields.template_kwargs))
+    tools, template_kwargs = _normalize_tools(tools), _normalize_kwargs(template_kwargs)
     conversation = Conversation(messages, tools, template_kwargs, holds_float((messages, tools, template_kwargs)))
     check_text(conversation)
     return conversation

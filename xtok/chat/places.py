@@ -20,9 +20,13 @@ import pyarrow.compute as pc
 
 from xtok.tokenizers import FlatTokens, TokenizerAdapter
 
-__all__ = ["IntArray", "PieceTokens", "TextTokens", "TokenLine", "place_tokens", "token_ranges"]
+__all__ = ["IdsDiffer", "IntArray", "PieceTokens", "TextTokens", "TokenLine", "place_tokens", "token_ranges"]
 
 IntArray = npt.NDArray[np.int64]
+
+
+class IdsDiffer(Exception):
+    """Ids handed in are not the reference tokenizer's: the backend that made them was wrong about a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class TokenLine:
 
 
 def place_tokens(adapter: TokenizerAdapter, texts: Sequence[str], tokens: FlatTokens) -> TextTokens:
-    """Places of `tokens`, the content ids (no specials added) of `texts`."""
+    """Places of `tokens`, the content ids (no specials added) of `texts`. Raises IdsDiffer where they are found to be others'."""
     data = [text.encode() for text in texts]
     table = _spelled_table(adapter)
     taken = table.take(pa.array(tokens.ids))
@@ -147,7 +151,8 @@ def _without_dummy_blanks(
 def _places_by_spans(adapter: TokenizerAdapter, text: str, ids: npt.NDArray[np.int32]) -> tuple[IntArray, IntArray]:
     """Places of one text from the reference tokenizer's character spans, in bytes."""
     again, spans = adapter.encode_with_spans([text])
-    assert np.array_equal(again.ids, ids), "ids handed in must be the reference tokenizer's"
+    if not np.array_equal(again.ids, ids):
+        raise IdsDiffer(f"{adapter.name} gives {text[:60]!r} other ids than those at hand")
     to_byte = np.zeros(len(text) + 1, dtype=np.int64)
     points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     np.cumsum(1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000), out=to_byte[1:])

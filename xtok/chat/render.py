@@ -17,12 +17,17 @@ __all__ = ["ChatRenderer"]
 
 
 class ChatRenderer:
-    """Renders conversations for one side. Holds what was learnt of its template; results do not depend on the order of rows."""
+    """Renders conversations for one side. Holds what was learnt of its template; results do not depend on the order of rows.
 
-    def __init__(self, side: ChatSide) -> None:
+    probe_always: place every row by its own probe, with nothing remembered (the reference).
+    """
+
+    def __init__(self, side: ChatSide, *, probe_always: bool = False) -> None:
         self.side = side
         mark = None if side.allow_special_tokens_in_content else side.special_mark
         self.structures = StructureCache(mark, side.renderer.proof_every)
+        if probe_always:
+            self.structures.difference = "every row is probed on request"
 
     def render_row(self, conversation: Conversation) -> RenderedChat:
         """Text and places of one conversation. RowRefused with this side's name."""
@@ -41,11 +46,10 @@ class ChatRenderer:
         Where a continuing proof (minijinja against Jinja, a remembered structure against the probe) fails on the way, the part is
         rendered again without the shortcut, so that no row of it rests on what was disproved.
         """
-        self.side.renderer.begin_part()
-        before = self._proofs()
+        before = self.differences
         part = self._render_all(conversations)
-        while self._proofs() != before:
-            before = self._proofs()
+        while self.differences != before:
+            before = self.differences
             part = self._render_all(conversations)
         return part
 
@@ -67,5 +71,7 @@ class ChatRenderer:
             refusals.append(refusal)
         return RenderedPart(self.side.name, chats, refusals)
 
-    def _proofs(self) -> tuple[str | None, str | None]:
+    @property
+    def differences(self) -> tuple[str | None, str | None]:
+        """Why minijinja, and remembered structures, are out of use; None for each that is in use."""
         return self.side.renderer.difference, self.structures.difference
