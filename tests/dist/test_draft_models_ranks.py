@@ -86,12 +86,39 @@ def test_data_parallel_equals_one_process(kind: str, world_size: int) -> None:
     assert_same(ranks(world_size).values(run_data_parallel, kind), one_process(kind))
 
 
-@pytest.mark.parametrize(("kind", "architecture"), [("dflash", "llama"), ("dspark", "llama"), ("dflash", "gemma2"), ("dspark", "gemma2")])
+@pytest.mark.parametrize(
+    ("kind", "architecture"), [("dflash", "llama"), ("dspark", "llama"), ("dflash", "gemma2"), ("dspark", "gemma2")]
+)
 @pytest.mark.parametrize("widths", [(31, 30), (9, 20, 2, 30)])
 def test_vocabulary_parallel_equals_one_process(kind: str, architecture: str, widths: tuple[int, ...]) -> None:
     assert sum(widths) == VOCAB
     results = ranks(len(widths)).values(run_vocabulary_parallel, kind, architecture, widths)
     assert_same(results, one_process(kind, architecture))
+
+
+def run_sharded_draft(context: RankContext, kind: str) -> dict[str, Tensor]:
+    """The draft itself under FSDP2; FSDP2 averages gradients over ranks, a globally normalised loss wants their sum."""
+    model = build(kind)
+    mesh = init_device_mesh("cpu", (context.world_size,))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    share = 4 // context.world_size
+    batch = part_of(batch_of_four(), slice(context.rank * share, (context.rank + 1) * share))
+    step = draft_step(model, tiny_target("llama"), batch, SETTINGS)
+    counts = step.counts.clone()
+    dist.all_reduce(counts)
+    loss = step.loss(counts)
+    loss.backward()
+    loss = loss.detach().clone()
+    dist.all_reduce(loss)
+    gradients = {name: parameter.grad.full_tensor() * context.world_size for name, parameter in model.named_parameters()}
+    return {"loss": loss, **gradients, **{f"metric {n}": metric.value() for n, metric in reduce_metrics(step.metrics).items()}}
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_sharded_draft_equals_one_process(kind: str) -> None:
+    assert_same(ranks(2).values(run_sharded_draft, kind), one_process(kind))
 
 
 def run_sharded_target(context: RankContext, architecture: str) -> list[Tensor]:

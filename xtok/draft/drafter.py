@@ -18,6 +18,7 @@ from xtok.draft.dflash import DFlashDraftModel
 from xtok.draft.dspark import DSparkDraftModel
 from xtok.draft.model import BlockStates
 from xtok.draft.target import FrozenTarget
+from xtok.errors import ConfigError
 
 
 class ModelDrafter:
@@ -30,7 +31,7 @@ class ModelDrafter:
         use_cache: False recomputes the draft's context every round: for checks.
 
     Raises:
-        ValueError: a draft that does not fit the target, or a threshold without a confidence head.
+        ConfigError: a draft that does not fit the target, or a threshold without a confidence head.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class ModelDrafter:
         self._markov = model.markov_head if isinstance(model, DSparkDraftModel) else None
         self._confident = model if isinstance(model, DSparkDraftModel) and model.confidence_head is not None else None
         if confidence_threshold > 0 and self._confident is None:
-            raise ValueError(f"confidence_threshold {confidence_threshold} needs a draft with a confidence head")
+            raise ConfigError(f"confidence_threshold {confidence_threshold} needs a draft with a confidence head")
         self._head = target.head_weight()
         self.reset()
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from xtok import storage
@@ -63,8 +64,8 @@ def load_draft(
         dtype: default the stored one.
 
     Raises:
-        ConfigError: a configuration of another kind, or one this body does not express (sliding windows, reduced vocabulary).
-        ValueError: missing, unexpected or misshapen tensors, each named; a draft that does not fit the target.
+        ConfigError: a configuration of another kind, or one this body does not express (sliding windows, reduced vocabulary);
+            missing, unexpected or misshapen tensors, each named; a draft that does not fit the target.
         StorageError: a file that cannot be read.
     """
     config, model_class = parse_config(json.loads(storage.read_bytes(storage.join(folder, CONFIG_FILE))))
@@ -92,7 +93,7 @@ def _check_tensors(folder: str, wanted: Mapping[str, tuple[int, ...]], tensors: 
         if name in tensors and tuple(tensors[name].shape) != shape
     ]
     if problems:
-        raise ValueError(f"{folder} does not hold the draft its {CONFIG_FILE} describes: {'; '.join(sorted(problems))}")
+        raise ConfigError(f"{folder} does not hold the draft its {CONFIG_FILE} describes: {'; '.join(sorted(problems))}")
 
 
 def published_config(config: DraftConfig, *, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
@@ -163,17 +164,20 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[DraftConfig, type[DFlashDraftM
     same = set(DFlashConfig.model_fields) - set(fields)
     fields |= {field: raw[field] for field in same if field in raw}
     if name == "DFlashDraftModel":
-        return DFlashConfig(**_required(fields)), DFlashDraftModel
+        return _validated(DFlashConfig, fields), DFlashDraftModel
     own = set(DSparkConfig.model_fields) - set(DFlashConfig.model_fields)
     fields |= {field: raw[field] for field in own if field in raw}
-    return DSparkConfig(**_required(fields)), DSparkDraftModel
+    return _validated(DSparkConfig, fields), DSparkDraftModel
 
 
-def _required(fields: dict[str, Any]) -> dict[str, Any]:
-    missing = sorted(name for name, value in fields.items() if value is None and name != "rope_scaling")
+def _validated(kind: type[DraftConfig], fields: dict[str, Any]) -> DraftConfig:
+    missing = sorted(name for name, value in fields.items() if value is None and name not in ("rope_scaling", "slot_decay"))
     if missing:
         raise ConfigError(f"{CONFIG_FILE} lacks {missing}")
-    return fields
+    try:
+        return kind(**fields)
+    except ValidationError as error:
+        raise ConfigError(f"{CONFIG_FILE} is wrong: {error}") from error
 
 
 def _refuse_unsupported(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> None:

@@ -127,7 +127,7 @@ def speculate(
         progress: called after each prompt with its number and result.
 
     Raises:
-        ValueError, ConfigError, TokenizerError, StorageError: what cannot be loaded, or a draft that does not fit the target.
+        ConfigError, TokenizerError, StorageError: what cannot be loaded, or a draft that does not fit the target.
     """
     model, tokenizer = load_target(target, dtype=dtype)
     frozen = FrozenTarget(model)

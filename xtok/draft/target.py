@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from xtok.draft.capture import HiddenStateCapture
 from xtok.draft.config import DraftConfig
+from xtok.errors import ConfigError
 from xtok.losses.dspark_kernel import project
 
 
@@ -37,7 +38,7 @@ class FrozenTarget:
         model: a causal language model with a list of decoder layers, a final norm and a linear head without bias.
 
     Raises:
-        ValueError: parts that cannot be found, or a head with a bias.
+        ConfigError: parts that cannot be found, or a head with a bias.
     """
 
     def __init__(self, model: Any) -> None:
@@ -49,7 +50,7 @@ class FrozenTarget:
         self.embedding: Any = self.model.get_input_embeddings()
         self.head: Any = self.model.get_output_embeddings()
         if not isinstance(self.head, nn.Linear) or self.head.bias is not None:
-            raise ValueError(f"{type(model).__name__} has no bias-free linear head: its logits cannot be made tile by tile")
+            raise ConfigError(f"{type(model).__name__} has no bias-free linear head: its logits cannot be made tile by tile")
         cap = getattr(self.config, "final_logit_softcapping", None)
         self.softcap: float | None = None if cap is None else float(cap)
         self._arguments: set[str] = set(inspect.signature(self.model.forward).parameters)
@@ -75,7 +76,7 @@ class FrozenTarget:
         """Refuse a draft made for another target.
 
         Raises:
-            ValueError: hidden size, vocabulary, number of layers or mask token do not fit, with both values.
+            ConfigError: hidden size, vocabulary, number of layers or mask token do not fit, with both values.
         """
         embedding_rows = int(self.embedding.weight.shape[0])
         for name, drafts, targets in (
@@ -84,16 +85,16 @@ class FrozenTarget:
             ("num_target_layers", config.num_target_layers, self.num_layers),
         ):
             if drafts != targets:
-                raise ValueError(f"the draft was made for a target with {name} {drafts}, {type(self.model).__name__} has {targets}")
+                raise ConfigError(f"the draft was made for a target with {name} {drafts}, {type(self.model).__name__} has {targets}")
         if config.mask_token_id >= embedding_rows:
-            raise ValueError(f"mask_token_id {config.mask_token_id} is beyond the target's {embedding_rows} embedding rows")
+            raise ConfigError(f"mask_token_id {config.mask_token_id} is beyond the target's {embedding_rows} embedding rows")
 
     @torch.no_grad()
     def check_head(self) -> None:
         """Prove on four tokens that this class computes the target's logits (an unknown scale or cap would train a wrong draft).
 
         Raises:
-            ValueError: the target's own logits differ.
+            ConfigError: the target's own logits differ.
         """
         ids = torch.arange(4, device=self.device).unsqueeze(0) % self.vocab_size
         with self._capture([]) as capture:
@@ -101,7 +102,7 @@ class FrozenTarget:
             got = self.logits(capture.final_hidden()).float()
         tolerance = 1e-4 if self.head.weight.dtype in (torch.float32, torch.float64) else 5e-2
         if not torch.allclose(got, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())):
-            raise ValueError(
+            raise ConfigError(
                 f"{type(self.model).__name__} does more to its logits than head and softcap (largest difference "
                 f"{float((got - expected).abs().max()):.3g}): such targets are not supported"
             )
@@ -187,12 +188,12 @@ class FrozenTarget:
 def _text_config(model: nn.Module) -> Any:
     config = getattr(model, "config", None)
     if config is None:
-        raise ValueError(f"{type(model).__name__} has no config: the target must be a Hugging Face causal language model")
+        raise ConfigError(f"{type(model).__name__} has no config: the target must be a Hugging Face causal language model")
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _part(model: nn.Module, decoder: Any, name: str, kind: type) -> Any:
     part = getattr(decoder, name, None)
     if not isinstance(part, kind):
-        raise ValueError(f"no decoder `{name}` found in {type(model).__name__}: only decoder-only models of the Llama shape fit")
+        raise ConfigError(f"no decoder `{name}` found in {type(model).__name__}: only decoder-only models of the Llama shape fit")
     return part

@@ -53,6 +53,7 @@ class DraftStepSettings:
     token_chunk_size: int = 1024
     attention: Backend = "auto"
     with_metrics: bool = True
+    """For DFlash, metrics are a pass of their own (two matmuls over the head): large runs take them every few steps."""
     materialize_logits: bool = False
     """Also make `draft_logits` and `aligned_target_logits` [B, A, K, V]: for tests and inspection, not for training."""
 

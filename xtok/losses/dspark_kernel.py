@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 _VOCAB_BLOCK = 16384
 """Vocabulary rows of a half-precision head widened at a time where the device cannot multiply into fp32 directly."""
@@ -213,12 +214,13 @@ class DSparkSums(torch.autograd.Function):
         return sums[0].clone(), sums[1].clone(), overlap, student_tokens, teacher_tokens
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         problem: DSparkProblem = ctx.problem
         hidden, features, feature_weight, rows = ctx.saved_tensors
         width = hidden.shape[1] + (0 if features is None else features.shape[1])
         gradient_rows = rows.new_zeros(len(rows), width)
-        weight_gradient = None if feature_weight is None else rows.new_zeros(feature_weight.shape)
+        weight_gradient = rows.new_zeros(feature_weight.shape) if ctx.needs_input_grad[2] else None
         ce_scale = problem.row_weights * upstream[0].to(rows.dtype)[problem.bin_ids]
         l1_scale = problem.row_weights * upstream[1].to(rows.dtype)[problem.bin_ids]
         for tile in problem.tiles():
@@ -232,9 +234,10 @@ class DSparkSums(torch.autograd.Function):
             gradient.mul_(l1_scale[tile].unsqueeze(1)).add_(ce_scale[tile].unsqueeze(1)).mul_(probabilities)
             column, owned = problem.local_targets(tile)
             gradient.scatter_add_(1, column.unsqueeze(1), -(ce_scale[tile] * owned).unsqueeze(1))
-            if features is not None and feature_weight is not None and weight_gradient is not None:
+            if features is not None and feature_weight is not None:
                 back_project(gradient, feature_weight, gradient_rows[tile, hidden.shape[1] :])
-                weight_gradient.addmm_(gradient.T, features[tile].to(rows.dtype))
+                if weight_gradient is not None:
+                    weight_gradient.addmm_(gradient.T, features[tile].to(rows.dtype))
             if slope is not None:
                 gradient.mul_(slope)
             back_project(gradient, problem.head, gradient_rows[tile, : hidden.shape[1]])
