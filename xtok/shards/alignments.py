@@ -17,6 +17,7 @@ from xtok.align.flat import FlatAlignment, exact_partition_masks
 from xtok.align.lattice import SpanLookup, align_flat
 from xtok.shards.columns import row_sums, select_rows
 from xtok.shards.sides import BackendDiffers, LoadedSide
+from xtok.shards.timing import stage
 from xtok.tokenizers import FlatTokens
 
 __all__ = ["AlignedSide", "align_rows", "aligned_counts", "covered_tokens", "slice_alignment"]
@@ -61,7 +62,8 @@ def align_rows(
         sides = ((student, student_tokens), (teacher, teacher_tokens))
         return SpanLookup(*(_spans_of(side, tokens, rows, texts, text_rows, with_specials) for side, tokens in sides))
 
-    return align_flat(student.adapter, teacher.adapter, student_tokens, teacher_tokens, spans=spans)
+    with stage("align"):
+        return align_flat(student.adapter, teacher.adapter, student_tokens, teacher_tokens, spans=spans)
 
 
 def _spans_of(

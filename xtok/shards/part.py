@@ -24,6 +24,7 @@ from xtok.shards.records import HeldSides, PartJob, held_sides, part_path, side_
 from xtok.shards.rows import Reject, RowBlock, read_blocks
 from xtok.shards.sides import BackendDiffers
 from xtok.shards.text_body import BlockTables, TextBody
+from xtok.shards.timing import measured, stage, staged_items, write_timings
 from xtok.shards.totals import add_counts, add_reasons
 from xtok.shards.write import TableWriter, check_file
 
@@ -41,17 +42,23 @@ def run_part(job: PartJob) -> PartEntry:
     held = held_sides(job)
     if held.complete and held.record is not None:
         return held.record
+    with measured() as seconds:
+        entry = _build(job, held)
+    write_timings(job.config.output, entry.index, seconds)
+    write_record(job.config.output, entry)
+    return entry
+
+
+def _build(job: PartJob, held: HeldSides) -> PartEntry:
+    """The files of what is missing, committed; their entry."""
     differences: dict[int | None, str] = {}
     while True:
         try:
             with ExitStack() as stack:
-                entry = _PartBuild(job, held, differences, stack).run()
-            break
+                return _PartBuild(job, held, differences, stack).run()
         except BackendDiffers as found:
             # The rows already written may be wrong too: the whole part is done again with the reference.
             differences[found.side] = found.difference
-    write_record(job.config.output, entry)
-    return entry
 
 
 @dataclass(slots=True)
@@ -97,7 +104,7 @@ class _PartBuild:
         """Reads, builds and writes everything; the files wait under temporary names, checked."""
         part = self._job.part
         blocks = read_blocks(part.segments, self._job.sources, row_fields(self._job.config), frozenset(part.duplicates))
-        for block in blocks:
+        for block in staged_items("read", blocks):
             self._add(block)
         for index in range(len(self._job.teachers)):
             self._append_teacher_rejects(index)
@@ -138,8 +145,10 @@ class _PartBuild:
 
     def _finish(self, table: str) -> FileEntry:
         writer = self._writers[table]
-        writer.close()
-        return check_file(self._paths[table], part_path(table, self._job.part.index), writer.num_rows)
+        with stage("write"):
+            writer.close()
+        with stage("check"):
+            return check_file(self._paths[table], part_path(table, self._job.part.index), writer.num_rows)
 
     def _entry(self, files: dict[str, FileEntry]) -> PartEntry:
         record, figures = self._held.record, self._figures

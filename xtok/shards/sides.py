@@ -13,6 +13,7 @@ from schemas.tables import reject_side
 from xtok import storage
 from xtok.errors import ConfigError, FingerprintMismatchError, TokenizerError
 from xtok.shards.spans import SpanFinder
+from xtok.shards.timing import stage
 from xtok.tokenizers import FastokensBackend, FlatTokens, ProvenEncoder, TokenizerAdapter, load_tokenizer, prove_backend
 
 __all__ = ["BackendDiffers", "LoadedSide", "SideJob", "describe_side", "load_side", "same_side"]
@@ -142,7 +143,8 @@ class LoadedSide:
 
     def __init__(self, side: ModelSide, planned: PlannedSide, index: int | None, proof_every: int, *, reference: bool) -> None:
         self.index = index
-        self.adapter = load_side(side)
+        with stage("load tokenizers"):
+            self.adapter = load_side(side)
         self.name = planned.name
         _check_side(reject_side(index), self.adapter, planned)
         self.encoder = _planned_encoder(self.adapter, planned, proof_every, reference=reference)
@@ -154,7 +156,8 @@ class LoadedSide:
     def encode(self, texts: list[str]) -> FlatTokens:
         """Content ids of a new block of texts. Raises BackendDiffers."""
         self.spans.new_block()
-        tokens = self.encoder.encode_flat(texts)
+        with stage("tokenize"):
+            tokens = self.encoder.encode_flat(texts)
         if self.encoder.fell_back:
             raise BackendDiffers(self.index, str(self.encoder.difference))
         return tokens

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from schemas.manifest import FileEntry
 from xtok import storage
 from xtok.errors import StorageError
+from xtok.shards.timing import stage
 
 __all__ = ["TableWriter", "check_file", "file_holds"]
 
@@ -46,7 +47,8 @@ class TableWriter:
         self.num_rows += table.num_rows
         whole = self._num_pending - self._num_pending % self._row_group_rows
         if whole:
-            self._flush(whole)
+            with stage("write"):
+                self._flush(whole)
 
     def close(self) -> None:
         """Writes what is left, and the footer."""
