@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,11 +94,8 @@ def _loss_times() -> list[dict[str, Any]]:
     figures = []
     for share, label in ((1.0, "all rows"), (0.5, "half the rows")):
         inputs = _problem(share)
-        seconds = _times({
-            "tiled": lambda: _tiled(inputs),  # noqa: B023
-            "matmuls": lambda: _matmuls(inputs),  # noqa: B023
-            "dense": lambda: _dense(inputs),  # noqa: B023
-        })  # fmt: skip
+        calls = {"tiled": _tiled, "matmuls": _matmuls, "dense": _dense}
+        seconds = _times({name: partial(call, inputs) for name, call in calls.items()})
         figures += [
             _figure(f"DSpark loss, {label}, against its bare matmuls", seconds["tiled"], seconds["matmuls"], "<= 1.5", "s"),
             _figure(f"DSpark loss, {label}, against dense autograd", seconds["tiled"], seconds["dense"], "<= 1.25", "s"),
@@ -181,7 +179,7 @@ def _step_case(kind: str, divisor: int) -> dict[str, float]:
         batch = DraftBatch(ids, loss_mask, torch.tensor([0]))
         draft_step(model, target, batch, DraftStepSettings(num_anchors=num_anchors, token_chunk_size=CHUNK)).loss().backward()
 
-    return _measure(prepare, lambda inputs: step(inputs, NUM_ANCHORS), lambda inputs: _warm_weights(inputs))
+    return _measure(prepare, lambda inputs: step(inputs, NUM_ANCHORS), _warm_weights)
 
 
 def _warm_weights(inputs: Any) -> None:

@@ -165,16 +165,14 @@ def context_doc_ids(*, seq_lens: Tensor, seq_len: int) -> Tensor:
         seq_len: S.
 
     Returns:
-        int64 [B, S]; positions past a row's last document get D.
+        int64 [B, S]; positions past a row's last document get D, documents past S own none.
 
     Raises:
-        ValueError: not two-dimensional, a negative length, or a row longer than S.
+        ValueError: not two-dimensional, or a negative length.
     """
     if seq_lens.ndim != 2 or bool((seq_lens < 0).any()):
         raise ValueError(f"seq_lens must be [B, D] lengths >= 0, got shape {tuple(seq_lens.shape)}")
     ends = seq_lens.to(torch.int64).cumsum(dim=1)
-    if ends.numel() and int(ends[:, -1].max()) > seq_len:
-        raise ValueError(f"documents of {int(ends[:, -1].max())} tokens do not fit a row of {seq_len}")
     positions = torch.arange(seq_len, device=seq_lens.device).expand(seq_lens.shape[0], seq_len).contiguous()
     return torch.searchsorted(ends, positions, right=True)
 
@@ -185,7 +183,13 @@ def document_counts(*, seq_lens: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
     Returns:
         (doc_positions, doc_remaining), both int64 [B, S]: tokens before and tokens after each position in its document. In the
         tail past the last document both are 0, so no anchor is drawn there.
+
+    Raises:
+        ValueError: as `context_doc_ids`, or documents that do not fit into S: their remaining tokens would not be there.
     """
+    longest = int(seq_lens.sum(dim=1).max()) if seq_lens.numel() else 0
+    if longest > seq_len:
+        raise ValueError(f"documents of {longest} tokens do not fit a row of {seq_len}")
     doc_ids = context_doc_ids(seq_lens=seq_lens, seq_len=seq_len)
     ends = torch.nn.functional.pad(seq_lens.to(torch.int64).cumsum(dim=1), (1, 1))
     positions = torch.arange(seq_len, device=seq_lens.device).expand_as(doc_ids)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ def validate_target_layer_ids(target_layer_ids: Sequence[int], num_layers: int) 
     ids = list(target_layer_ids)
     if not ids:
         raise ValueError("target_layer_ids is empty: name at least one target layer to take features from")
-    wrong = [i for i in ids if isinstance(i, bool) or not isinstance(i, int)]
+    wrong = [i for i in ids if isinstance(i, bool) or not isinstance(i, Integral)]
     if wrong:
         raise ValueError(f"target_layer_ids must be integers, got {wrong}")
     outside = [i for i in ids if not EMBEDDING_LAYER_ID <= i < num_layers]

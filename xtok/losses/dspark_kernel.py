@@ -9,8 +9,8 @@ needs a gradient, so keeping forward-made gradients would cost a [T, H + r] buff
 and bin. Backward makes each tile's logits again instead: three matmuls of T·V·H a step (two where all rows fit one tile, whose
 logits are kept), and nothing but [T, H + r] gradients and three scalars a row beyond the tiles.
 
-Collectives under tensor parallelism, whatever the number of tiles: forward five ([world] shard widths; MAX [T, 4]; SUM [T, 3];
-SUM [T, 2]; MIN [T, 2]), backward one (SUM of [T, H + r], fp32).
+Collectives under tensor parallelism, whatever the number of tiles: forward four (MAX [T, 2]; SUM [T, 3]; MIN [T, 2]; SUM [T, 2]),
+backward one (SUM of [T, H + r], fp32). Validation adds its own few.
 
 Shapes: T supervised rows, Vl vocabulary columns of this rank, H hidden size, r feature width, M teacher rows, B_ bins.
 """

@@ -184,7 +184,7 @@ def test_context_doc_ids() -> None:
             lambda: sample_anchor_positions(seq_len=5, loss_mask=torch.ones(2, 5), num_anchors=-1, device=CPU),
             "num_anchors must not be negative, got -1",
         ),
-        (lambda: context_doc_ids(seq_lens=torch.tensor([[4, 3]]), seq_len=6), "7 tokens do not fit a row of 6"),
+        (lambda: document_counts(seq_lens=torch.tensor([[4, 3]]), seq_len=6), "7 tokens do not fit a row of 6"),
         (lambda: context_doc_ids(seq_lens=torch.tensor([4, 3]), seq_len=9), "seq_lens must be"),
         (
             lambda: build_eval_mask(
