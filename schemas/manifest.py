@@ -38,7 +38,6 @@ class SideCounts(_Frozen):
     num_one_to_one, chunks of one token on each side (role pairs included in all three).
     num_special_in_text: tokens of the content that are special ids (the text spells a special token out).
     num_backend_fallbacks: parts done again with the reference tokenizer; backend_difference: the first difference that made it so.
-    reject_examples: by reason, the first few refused rows, as `source:line (sample_id): message`.
     Chat mode: num_rendered: rows that this side's template rendered, those refused later counted. num_mask_tokens: tokens under
     this side's own mask, specials counted; num_thinking_tokens: those of them in regions `reasoning` and `close`.
     num_thinking_rows, num_dropped_reasoning: rows whose final turn's reasoning this template shows, or drops. num_left_out
@@ -68,7 +67,6 @@ class SideCounts(_Frozen):
     num_renderer_fallbacks: int = 0
     renderer_difference: str | None = None
     rejects: dict[str, int] = {}
-    reject_examples: dict[str, tuple[str, ...]] = {}
 
     @property
     def coverage(self) -> float:
@@ -92,7 +90,7 @@ class PartEntry(_Frozen):
     student_digest, teacher_digests: what each side was made from (input, configuration, tokenizers, format version); a relaunch
     skips a side whose digest and files hold. teacher_files: None for a same-tokenizer teacher. rendered_files: chat mode, the
     student's and then each teacher's. num_rows: rows of the student's table; num_source_rows: rows read, rejects counted.
-    source_rejects: rows refused before any side saw them, by reason, and the first few of each (`SideCounts.reject_examples`).
+    source_rejects: rows refused before any side saw them, by reason.
     """
 
     index: int
@@ -105,7 +103,6 @@ class PartEntry(_Frozen):
     rejects_file: FileEntry
     rendered_files: tuple[FileEntry | None, ...] = ()
     source_rejects: dict[str, int]
-    source_reject_examples: dict[str, tuple[str, ...]] = {}
     student: SideCounts
     teachers: tuple[SideCounts, ...]
 
@@ -126,7 +123,6 @@ class Manifest(_Frozen):
     num_source_rows: int
     num_blank_lines: int
     source_rejects: dict[str, int]
-    source_reject_examples: dict[str, tuple[str, ...]] = {}
     student_totals: SideCounts
     teacher_totals: tuple[SideCounts, ...]
     coverage: tuple[float | None, ...]

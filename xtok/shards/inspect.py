@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import polars as pl
 import pyarrow as pa
 
-from schemas.tables import REJECT_SCHEMA, STUDENT_SCHEMA, TEACHER_SCHEMA
+from schemas.tables import REJECT_SCHEMA, RENDERED_SCHEMA, STUDENT_SCHEMA, TEACHER_SCHEMA
 from xtok.shards.read import Dataset, Side
 
-__all__ = ["rejects_frame", "side_frame"]
+__all__ = ["rejects_frame", "rendered_frame", "side_frame"]
 
 
 def side_frame(dataset: Dataset, side: Side = "student", columns: Sequence[str] | None = None) -> pl.DataFrame:
@@ -22,6 +22,11 @@ def side_frame(dataset: Dataset, side: Side = "student", columns: Sequence[str] 
     names = schema.names if columns is None else list(columns)
     tables = (dataset.read_row_group(ref, side, names) for ref in dataset.row_groups())
     return _frame(tables, pa.schema([schema.field(name) for name in names]))
+
+
+def rendered_frame(dataset: Dataset, side: Side = "student") -> pl.DataFrame:
+    """What one side was shown (chat mode), all parts in order: RENDERED_SCHEMA. Raises DamagedPartError, DatasetError."""
+    return _frame((dataset.read_rendered(ref, side) for ref in dataset.row_groups()), RENDERED_SCHEMA)
 
 
 def rejects_frame(dataset: Dataset) -> pl.DataFrame:

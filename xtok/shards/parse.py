@@ -1,4 +1,4 @@
-"""One line or one Parquet value to one row: text, sample_id, loss multiplier; or a RowRefused that says why.
+"""One line or one Parquet value to one row: text or conversation, sample_id, loss multiplier; or a RowRefused that says why.
 
 orjson parses every line; only a line that it refuses is looked at again, slowly, to tell what is wrong with it.
 """
@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 import orjson
 
 from schemas.tables import RejectReason
+from xtok.chat.conversation import Conversation, strings_of
+from xtok.chat.messages import ChatFields, conversation_from_row
 from xtok.errors import RowRefused
 
 __all__ = ["ParsedRow", "RowFields", "content_digest", "parse_line", "parse_record"]
@@ -24,12 +26,19 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class RowFields:
-    """Which fields hold what, and the size limit of a text in bytes of UTF-8."""
+    """Which fields hold what, and the size limit of a text in bytes of UTF-8. chat: where chats stand; None in text mode."""
 
     text: str
     id: str | None
     loss_multiplier: str | None
     max_document_bytes: int
+    chat: ChatFields | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The fields that are read."""
+        content = (self.text,) if self.chat is None else self.chat.columns
+        return content + tuple(name for name in (self.id, self.loss_multiplier) if name is not None)
 
     @property
     def max_line_bytes(self) -> int:
@@ -39,11 +48,13 @@ class RowFields:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRow:
-    """An accepted row."""
+    """An accepted row. conversation: chat mode, where text is empty. num_characters: of all its strings."""
 
     text: str
     sample_id: str
     loss_multiplier: float
+    num_characters: int
+    conversation: Conversation | None = None
 
 
 def content_digest(text: str) -> str:
@@ -59,13 +70,19 @@ def parse_line(line: bytes, fields: RowFields) -> ParsedRow:
         record = _parse_refused_line(line, error)
     if type(record) is not dict:
         _refuse(RejectReason.NOT_AN_OBJECT, f"the line holds a JSON {_json_type(record)}, not an object")
+    # orjson turns integers beyond 64 bits into floats.
     if fields.id is not None and type(record.get(fields.id)) is float:
-        record = json.loads(line)  # orjson turns integers beyond 64 bits into floats
-    return parse_record(record, fields)
+        record = json.loads(line)
+    row = parse_record(record, fields)
+    if row.conversation is not None and row.conversation.has_float:
+        row = parse_record(json.loads(line.removeprefix(_BYTE_ORDER_MARK)), fields)
+    return row
 
 
 def parse_record(record: dict[str, Any], fields: RowFields) -> ParsedRow:
     """A row as a mapping of field names. Raises RowRefused."""
+    if fields.chat is not None:
+        return _parse_chat(record, fields, fields.chat)
     text = record.get(fields.text, _MISSING)
     if type(text) is not str:
         if text is _MISSING or text is None:
@@ -77,10 +94,27 @@ def parse_record(record: dict[str, Any], fields: RowFields) -> ParsedRow:
         _check_size(text, fields)
     if not text.isascii():
         _check_surrogates(text, fields.text)
-    return ParsedRow(text, _sample_id(record, text, fields), _loss_multiplier(record, fields))
+    sample_id = _sample_id(record, fields) or content_digest(text)
+    return ParsedRow(text, sample_id, _loss_multiplier(record, fields), len(text))
 
 
-def _sample_id(record: dict[str, Any], text: str, fields: RowFields) -> str:
+def _parse_chat(record: dict[str, Any], fields: RowFields, chat: ChatFields) -> ParsedRow:
+    conversation = conversation_from_row(record, chat)
+    num_characters = sum(len(text) for _, text in strings_of(conversation))
+    if 4 * num_characters > fields.max_document_bytes:
+        _check_size("".join(text for _, text in strings_of(conversation)), fields)
+    sample_id = _sample_id(record, fields) or content_digest(_canonical(conversation))
+    return ParsedRow("", sample_id, _loss_multiplier(record, fields), num_characters, conversation)
+
+
+def _canonical(conversation: Conversation) -> str:
+    """A conversation as one text: equal for equal conversations, whatever form the row had."""
+    value = [conversation.messages, conversation.tools, conversation.template_kwargs]
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _sample_id(record: dict[str, Any], fields: RowFields) -> str | None:
+    """The row's own id, None where it has none."""
     value = record.get(fields.id) if fields.id is not None else None
     if type(value) is str and value:
         if not value.isascii():
@@ -89,7 +123,7 @@ def _sample_id(record: dict[str, Any], text: str, fields: RowFields) -> str:
     if type(value) is int:
         return str(value)
     if value is None:
-        return content_digest(text)
+        return None
     _refuse(RejectReason.INVALID_ID, f"the field {fields.id!r} holds {value!r:.80}: an id is a non-empty string or an integer")
 
 

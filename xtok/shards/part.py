@@ -6,6 +6,7 @@ read back before the first one gets its name, and the record comes last. Sides t
 
 from __future__ import annotations
 
+import datetime
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,17 +16,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.manifest import FileEntry, PartEntry, SideCounts
-from schemas.tables import REJECT_SCHEMA, STUDENT_SCHEMA, TEACHER_SCHEMA, reject_side
+from schemas.tables import REJECT_SCHEMA, RENDERED_SCHEMA, STUDENT_SCHEMA, TEACHER_SCHEMA, reject_side
 from xtok import storage
-from xtok.errors import DatasetMismatchError
+from xtok.shards.chat_body import ChatBody, ChatRun
+from xtok.shards.chat_sides import RendererDiffers
 from xtok.shards.columns import reject_columns
 from xtok.shards.plan import row_fields
-from xtok.shards.records import HeldSides, PartJob, held_sides, part_path, side_digests, write_record
+from xtok.shards.records import HeldSides, PartJob, held_sides, part_path, rendered_table, side_digests, write_record
+from xtok.shards.rendered_table import held_renderings
 from xtok.shards.rows import Reject, RowBlock, read_blocks
 from xtok.shards.sides import BackendDiffers
 from xtok.shards.text_body import BlockTables, TextBody
 from xtok.shards.timing import measured, stage, staged_items, write_timings
 from xtok.shards.totals import add_counts, add_reasons
+from xtok.shards.window_check import WindowCheck
 from xtok.shards.write import TableWriter, check_file
 
 __all__ = ["part_is_done", "run_part"]
@@ -51,14 +55,26 @@ def run_part(job: PartJob) -> PartEntry:
 
 def _build(job: PartJob, held: HeldSides) -> PartEntry:
     """The files of what is missing, committed; their entry."""
-    differences: dict[int | None, str] = {}
+    differences = _Differences()
     while True:
         try:
             with ExitStack() as stack:
                 return _PartBuild(job, held, differences, stack).run()
         except BackendDiffers as found:
             # The rows already written may be wrong too: the whole part is done again with the reference.
-            differences[found.side] = found.difference
+            differences.of(found)[found.side] = found.difference
+
+
+@dataclass(slots=True)
+class _Differences:
+    """What was found to differ from its reference in this part, by side: tokenizer backends, and renderers."""
+
+    backend: dict[int | None, str] = field(default_factory=dict)
+    renderer: dict[int | None, str] = field(default_factory=dict)
+
+    def of(self, found: BackendDiffers) -> dict[int | None, str]:
+        """Where such a difference is noted."""
+        return self.renderer if isinstance(found, RendererDiffers) else self.backend
 
 
 @dataclass(slots=True)
@@ -70,27 +86,45 @@ class _Figures:
     teachers: dict[int, SideCounts] = field(default_factory=dict)
     num_source_rows: int = 0
 
+    def add(self, block: RowBlock, tables: BlockTables) -> None:
+        """Counts a block in."""
+        self.num_source_rows += block.num_rows
+        add_reasons(self.source_rejects, (reject.reason for reject in block.rejects))
+        self.student = add_counts(self.student, tables.student_counts)
+        for index, counts in tables.teacher_counts.items():
+            self.teachers[index] = add_counts(self.teachers.get(index, SideCounts()), counts)
+
 
 class _PartBuild:
     """One attempt at building the missing sides of a part. Files are committed when `stack` closes without an error."""
 
-    def __init__(self, job: PartJob, held: HeldSides, differences: dict[int | None, str], stack: ExitStack) -> None:
+    def __init__(self, job: PartJob, held: HeldSides, differences: _Differences, stack: ExitStack) -> None:
         self._job, self._held, self._differences, self._stack = job, held, differences, stack
         with_files = [index for index, teacher in enumerate(job.teachers) if not teacher.same_as_student]
         self._missing = [index for index in with_files if index not in held.teachers]
         # Windows are cut where all sides agree, so a split part needs all of them even to build one.
         encoded = with_files if job.config.overlength == "split" else self._missing
-        self._body = TextBody(job.config, job.student, job.teachers, encoded, frozenset(differences))
+        self._body = self._make_body(encoded)
         self._paths: dict[str, Path] = {}
         self._writers: dict[str, TableWriter] = {}
-        if not held.student:
-            self._open("student", STUDENT_SCHEMA)
-        for index in self._missing:
-            self._open(reject_side(index), TEACHER_SCHEMA)
+        missing: list[int | None] = [*([] if held.student else [None]), *self._missing]
+        for side in missing:
+            self._open(reject_side(side), STUDENT_SCHEMA if side is None else TEACHER_SCHEMA)
+            if job.config.mode == "chat":
+                self._open(rendered_table(side), RENDERED_SCHEMA)
         self._open("rejects", REJECT_SCHEMA)
         self._figures = _Figures()
         self._teacher_rejects: dict[int, list[Reject]] = {index: [] for index in self._missing}
-        self._window_check = _WindowCheck(job, held)
+        self._window_check = WindowCheck(job, held)
+
+    def _make_body(self, encoded: list[int]) -> TextBody | ChatBody:
+        job, held = self._job, self._held
+        backend, renderer = frozenset(self._differences.backend), frozenset(self._differences.renderer)
+        if job.config.mode == "text":
+            return TextBody(job.config, job.student, job.teachers, encoded, backend)
+        assert job.render_date is not None, "a plan of chats has a date"
+        run = ChatRun(datetime.date.fromisoformat(job.render_date), backend, renderer, held_renderings(job, held, encoded))
+        return ChatBody(job.config, job.student, job.teachers, encoded, run)
 
     def _open(self, table: str, schema: pa.Schema) -> None:
         output, index = self._job.config.output, self._job.part.index
@@ -112,21 +146,19 @@ class _PartBuild:
         return self._entry(files)
 
     def _add(self, block: RowBlock) -> None:
-        figures = self._figures
-        figures.num_source_rows += block.num_rows
-        add_reasons(figures.source_rejects, (reject.reason for reject in block.rejects))
-        tables = self._body.tables(block) if block.text else BlockTables({})
-        figures.student = add_counts(figures.student, tables.student_counts)
+        tables = self._body.tables(block) if block.idx else BlockTables({})
+        self._figures.add(block, tables)
         self._append_rejects(_in_plan_order(block, tables.student_rejects))
-        if not block.text:
+        if not block.idx:
             return
-        if "student" in self._writers:
-            self._writers["student"].append(tables.student)
         self._window_check.add(tables.student)
+        for side, columns in [(None, tables.student), *tables.teachers.items()]:
+            if reject_side(side) in self._writers:
+                self._writers[reject_side(side)].append(columns)
+            if rendered_table(side) in self._writers:
+                self._writers[rendered_table(side)].append(tables.rendered[side])
         for index in self._missing:
-            self._writers[reject_side(index)].append(tables.teachers[index])
             self._teacher_rejects[index].extend(tables.teacher_rejects[index])
-            figures.teachers[index] = add_counts(figures.teachers.get(index, SideCounts()), tables.teacher_counts[index])
 
     def _append_rejects(self, rejects: list[Reject]) -> None:
         if rejects:
@@ -166,6 +198,7 @@ class _PartBuild:
             student_file=student_file,
             teacher_files=tuple(self._teacher_file(index, files) for index in indices),
             rejects_file=files["rejects"],
+            rendered_files=self._rendered_files(files),
             source_rejects=dict(sorted(figures.source_rejects.items())),
             student=self._noted(None, figures.student),
             teachers=tuple(self._teacher_counts(index) for index in indices),
@@ -181,38 +214,24 @@ class _PartBuild:
             return self._held.record.teachers[index]
         return self._noted(index, self._figures.teachers.get(index, SideCounts()))
 
+    def _rendered_files(self, files: dict[str, FileEntry]) -> tuple[FileEntry | None, ...]:
+        if self._job.config.mode == "text":
+            return ()
+        record = self._held.record
+        sides: list[int | None] = [None, *range(len(self._job.teachers))]
+        kept = dict(zip(sides, record.rendered_files, strict=False)) if record is not None else {}
+        return tuple(files.get(rendered_table(side), kept.get(side)) for side in sides)
+
     def _noted(self, side: int | None, counts: SideCounts) -> SideCounts:
-        if side not in self._differences:
-            return counts
-        return counts.model_copy(update={"num_backend_fallbacks": 1, "backend_difference": self._differences[side]})
-
-
-class _WindowCheck:
-    """A teacher added to a dataset of windows must fit the windows that are there."""
-
-    def __init__(self, job: PartJob, held: HeldSides) -> None:
-        self._job = job
-        self._active = job.config.overlength == "split" and held.student
-        self._found: list[tuple[pa.Array, pa.Array]] = []
-
-    def add(self, student: dict[str, pa.Array]) -> None:
-        """Takes note of the windows of one block."""
-        if self._active:
-            self._found.append((student["sample_id"], student["num_tokens"]))
-
-    def finish(self, file: FileEntry) -> None:
-        """Raises DatasetMismatchError when the windows found are not those of the student's file."""
-        if not self._active:
-            return
-        with storage.open_arrow(storage.join(self._job.config.output, file.path)) as handle:
-            existing = pq.read_table(handle, columns=["sample_id", "num_tokens"])
-        columns = [pa.chunked_array([pair[side] for pair in self._found], existing.schema.types[side]) for side in (0, 1)]
-        if not all(column.equals(existing.column(side)) for side, column in enumerate(columns)):
-            raise DatasetMismatchError(
-                f"{self._job.config.output}, part {self._job.part.index}: the added teacher does not fit the windows that are "
-                f"there ({existing.num_rows} windows, {len(columns[0])} with it): its cuts or its context ask for others. "
-                "Give it a larger context_length, or build a new dataset with all teachers."
-            )
+        notes: dict[str, object] = {}
+        if side in self._differences.backend:
+            notes |= {"num_backend_fallbacks": 1, "backend_difference": self._differences.backend[side]}
+        if side in self._differences.renderer:
+            notes |= {"num_renderer_fallbacks": 1, "renderer_difference": self._differences.renderer[side]}
+        elif side in self._held.rendered and self._held.record is not None:
+            record = self._held.record.student if side is None else self._held.record.teachers[side]
+            notes |= {name: getattr(record, name) for name in ("num_renderer_fallbacks", "renderer_difference")}
+        return counts.model_copy(update=notes)
 
 
 def _in_plan_order(block: RowBlock, student_rejects: list[Reject]) -> list[Reject]:

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
 
+import jinja2
 import pyarrow as pa
 
 from schemas.config import PreprocessConfig
 from schemas.plan import Plan, PlannedPart, PlannedSide
 from xtok import storage
 from xtok.errors import ConfigError
+from xtok.shards.chat_sides import ChatSideJob, chat_fields, describe_chat_side, same_chat_side
 from xtok.shards.cutting import balanced_parts
 from xtok.shards.parse import RowFields
 from xtok.shards.pool import Runner
@@ -41,9 +43,13 @@ _SAMPLE_CHARACTERS = 250_000
 _NOT_PORTABLE = frozenset(
     ["sources", "student", "teachers", "output", "engine", "workers", "max_reject_fraction", "min_coverage", "render_date"]
 )
+_TEXT_ONLY = frozenset(["text_field", "overlength"])
 _CHAT_ONLY = frozenset(
     [
         "messages_field",
+        "conversations_field",
+        "prompt_field",
+        "completion_field",
         "tools_field",
         "chat_template_kwargs_field",
         "include_thinking_in_loss",
@@ -69,8 +75,6 @@ class RunPlan:
 
 def make_plan(config: PreprocessConfig, runner: Runner, progress: Progress | None = None) -> RunPlan:
     """The plan of a configuration. Raises ConfigError, StorageError or TokenizerError before anything is written."""
-    if config.mode != "text":
-        raise ConfigError(f"mode: {config.mode!r} is not available in preprocessing yet; use text")
     files = find_sources(config.sources)
     fields = row_fields(config)
     spacing = max(1, config.part_bytes // _CHECKPOINTS_PER_PART)
@@ -87,13 +91,14 @@ def make_plan(config: PreprocessConfig, runner: Runner, progress: Progress | Non
     found_ids = runner.map(scan_ids, scan_jobs, lambda job: "the scan for duplicate ids")
     ids = list(_watched("find duplicate ids", found_ids, len(parts), progress))
     parts = [part.model_copy(update={"duplicates": found}) for part, found in zip(parts, find_duplicates(ids), strict=True)]
+    render_date = _render_date(config)
     sample = _sample(scan_jobs, runner)
-    student, teachers = _describe_sides(config, sample, runner)
+    student, teachers = _describe_sides(config, sample, render_date, runner)
     plan = Plan(
         mode=config.mode,
         config=portable_config(config),
-        environment={"pyarrow": pa.__version__},
-        render_date=_render_date(config),
+        environment=_environment(config),
+        render_date=render_date,
         sources=sources,
         student=student,
         teachers=teachers,
@@ -104,12 +109,13 @@ def make_plan(config: PreprocessConfig, runner: Runner, progress: Progress | Non
 
 def row_fields(config: PreprocessConfig) -> RowFields:
     """The fields that rows are read by."""
-    return RowFields(config.text_field, config.id_field, config.loss_multiplier_field, config.max_document_bytes)
+    chat = chat_fields(config) if config.mode == "chat" else None
+    return RowFields(config.text_field, config.id_field, config.loss_multiplier_field, config.max_document_bytes, chat)
 
 
 def portable_config(config: PreprocessConfig) -> dict[str, Any]:
     """The part of the configuration that shapes the output and holds no place, time, engine or threshold."""
-    left_out = _NOT_PORTABLE | (_CHAT_ONLY if config.mode == "text" else frozenset())
+    left_out = _NOT_PORTABLE | (_CHAT_ONLY if config.mode == "text" else _TEXT_ONLY)
     return {name: value for name, value in config.model_dump(mode="json").items() if name not in left_out}
 
 
@@ -122,33 +128,50 @@ def _scan_job(part: PlannedPart, scans: Sequence[SourceScan], urls: Sequence[str
     return ScanJob(part.segments, {index: SourceAt(scans[index].planned, urls[index]) for index in used}, fields)
 
 
-def _sample(jobs: Sequence[ScanJob], runner: Runner) -> tuple[str, ...]:
-    """Texts from all over the data: the first rows of at most sixteen parts, spread evenly."""
+def _sample(jobs: Sequence[ScanJob], runner: Runner) -> tuple[Any, ...]:
+    """Texts, or conversations, from all over the data: the first rows of at most sixteen parts, spread evenly."""
     chosen = jobs[:: max(1, -(-len(jobs) // _SAMPLE_PARTS))]
     sample_jobs = [(job, _SAMPLE_ROWS // len(chosen), _SAMPLE_CHARACTERS // len(chosen)) for job in chosen]
     texts = runner.map(_first_texts, sample_jobs, lambda job: "the sample of texts")
     return tuple(text for part in texts for text in part)
 
 
-def _first_texts(sample_job: tuple[ScanJob, int, int]) -> tuple[str, ...]:
+def _first_texts(sample_job: tuple[ScanJob, int, int]) -> tuple[Any, ...]:
     """Up to so many rows and characters of one part, at least one row."""
     job, max_rows, max_characters = sample_job
-    texts: list[str] = []
+    texts: list[Any] = []
+    sizes: list[int] = []
     for block in read_blocks(job.segments, job.sources, job.fields, frozenset(), block_bytes=max_characters):
-        texts.extend(block.text)
-        if len(texts) >= max_rows or sum(map(len, texts)) >= max_characters:
+        texts.extend(block.text if job.fields.chat is None else block.conversation)
+        sizes.extend(block.size)
+        if len(texts) >= max_rows or sum(sizes) >= max_characters:
             break
-    ends = list(accumulate(map(len, texts)))
+    ends = list(accumulate(sizes))
     return tuple(text for row, text in enumerate(texts[:max_rows]) if row == 0 or ends[row] <= max_characters)
 
 
 def _describe_sides(
-    config: PreprocessConfig, sample: tuple[str, ...], runner: Runner
+    config: PreprocessConfig, sample: tuple[Any, ...], render_date: datetime.date | None, runner: Runner
 ) -> tuple[PlannedSide, tuple[PlannedSide, ...]]:
     sides = [("student", config.student), *((f"teacher {index}", side) for index, side in enumerate(config.teachers))]
-    jobs = [SideJob(label, side, config.backend, sample) for label, side in sides]
-    student, *teachers = runner.map(describe_side, jobs, lambda job: f"the tokenizer of the {job.label}")
-    return student, tuple(teacher.model_copy(update={"same_as_student": same_side(student, teacher)}) for teacher in teachers)
+    if render_date is None:
+        jobs = [SideJob(label, side, config.backend, sample) for label, side in sides]
+        described, same = runner.map(describe_side, jobs, _label_of_side), same_side
+    else:
+        chat_jobs = [ChatSideJob.of(label, side, config, render_date, sample) for label, side in sides]
+        described, same = runner.map(describe_chat_side, chat_jobs, _label_of_side), same_chat_side
+    student, *teachers = described
+    return student, tuple(teacher.model_copy(update={"same_as_student": same(student, teacher)}) for teacher in teachers)
+
+
+def _label_of_side(job: SideJob | ChatSideJob) -> str:
+    return f"the tokenizer of the {job.label}"
+
+
+def _environment(config: PreprocessConfig) -> dict[str, str]:
+    """Versions of the libraries that decide the tables' bytes, tokenizers aside."""
+    renderer = {} if config.mode == "text" else {"jinja2": jinja2.__version__}
+    return renderer | {"pyarrow": pa.__version__}
 
 
 def _render_date(config: PreprocessConfig) -> datetime.date | None:

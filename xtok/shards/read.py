@@ -60,9 +60,25 @@ class Dataset:
             raise DatasetError(f"teacher {side} of {self.url} has the student's tokenizer and no files: read the student's ids")
         return file
 
+    def rendered_file(self, part: int, side: Side) -> FileEntry:
+        """What one side of a part was shown. Raises DatasetError in text mode, and for a teacher without files here."""
+        self.file(part, side)
+        files = self._part(part).rendered_files
+        if not files:
+            raise DatasetError(f"{self.url} holds text, which is shown to every model as it is: there is nothing rendered")
+        file = files[0 if side == "student" else side + 1]
+        assert file is not None, "a side with a file has a rendered one"
+        return file
+
+    def read_rendered(self, ref: RowGroupRef, side: Side = "student", columns: Sequence[str] | None = None) -> pa.Table:
+        """What one side was shown in one row group: the rows of `read_row_group`. Raises DamagedPartError naming the file."""
+        return self._read(self.rendered_file(ref.part, side), ref, columns)
+
     def read_row_group(self, ref: RowGroupRef, side: Side = "student", columns: Sequence[str] | None = None) -> pa.Table:
         """One row group of one side, `ref.num_rows` rows. Raises DamagedPartError naming the file."""
-        entry = self.file(ref.part, side)
+        return self._read(self.file(ref.part, side), ref, columns)
+
+    def _read(self, entry: FileEntry, ref: RowGroupRef, columns: Sequence[str] | None) -> pa.Table:
         try:
             with self.open_parquet(entry) as parquet:
                 names = None if columns is None else list(columns)

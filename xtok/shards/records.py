@@ -14,14 +14,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from schemas.config import PreprocessConfig
-from schemas.manifest import PartEntry
+from schemas.manifest import FileEntry, PartEntry
 from schemas.plan import FORMAT_VERSION, PlannedPart, PlannedSide
+from schemas.tables import reject_side
 from xtok import storage
 from xtok.shards.plan import RunPlan, portable_config
 from xtok.shards.rows import SourceAt
 from xtok.shards.write import file_holds
 
-__all__ = ["HeldSides", "PartJob", "held_sides", "part_jobs", "part_path", "read_record", "side_digests", "write_record"]
+__all__ = ["HeldSides", "PartJob", "held_sides", "part_jobs", "part_path", "read_record", "rendered_table", "side_digests", "write_record"]
 
 # They shape the dataset, not the rows of one part.
 _NOT_IN_A_PART = frozenset(["part_bytes"])
@@ -59,6 +60,11 @@ def part_path(table: str, index: int) -> str:
     return f"{table}/part-{index:05d}.parquet"
 
 
+def rendered_table(side: int | None) -> str:
+    """The table of what a side was shown: `rendered/student`, `rendered/teacher=0`."""
+    return f"rendered/{reject_side(side)}"
+
+
 def side_digests(job: PartJob) -> tuple[str, tuple[str, ...]]:
     """(the student's digest, one for each teacher): sha256 over all that shapes their rows."""
     part = job.part.model_dump(mode="json", exclude={"index"})
@@ -72,7 +78,7 @@ def side_digests(job: PartJob) -> tuple[str, tuple[str, ...]]:
 
 
 def _side(side: PlannedSide) -> dict[str, Any]:
-    return side.model_dump(mode="json", exclude={"name", "route_reason", "backend_note"})
+    return side.model_dump(mode="json", exclude={"name", "route_reason", "backend_note", "renderer_note"})
 
 
 def _digest(value: dict[str, Any]) -> str:
@@ -81,12 +87,16 @@ def _digest(value: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HeldSides:
-    """What of a part is there already. record: None when nothing is. teachers: indices of those whose files hold."""
+    """What of a part is there already. record: None when nothing is. teachers: indices of those whose files hold.
+
+    rendered: sides (None: the student) whose renderings hold, whether or not their other file does.
+    """
 
     record: PartEntry | None
     student: bool
     teachers: frozenset[int]
     complete: bool
+    rendered: frozenset[int | None] = frozenset()
 
 
 def held_sides(job: PartJob) -> HeldSides:
@@ -99,19 +109,32 @@ def held_sides(job: PartJob) -> HeldSides:
     student_digest, teacher_digests = side_digests(job)
     if record.student_digest != student_digest or not file_holds(output, record.rejects_file):
         return nothing
-    teachers = frozenset(
+    fresh = [
         index
         for index, (digest, recorded) in enumerate(zip(teacher_digests, record.teacher_digests, strict=False))
-        if digest == recorded and _teacher_holds(output, record, index)
+        if digest == recorded
+    ]
+    sides: list[int | None] = [None, *fresh]
+    rendered = frozenset(side for side in sides if _rendering_holds(output, record, side))
+    is_chat = job.config.mode == "chat"
+    teachers = frozenset(
+        index
+        for index in fresh
+        if _file_holds(output, record.teacher_files[index]) and (not is_chat or index in rendered or job.teachers[index].same_as_student)
     )
-    student = file_holds(output, record.student_file)
+    student = file_holds(output, record.student_file) and (not is_chat or None in rendered)
     complete = student and len(teachers) == len(teacher_digests) == len(record.teacher_digests)
-    return HeldSides(record, student, teachers, complete)
+    return HeldSides(record, student, teachers, complete, rendered)
 
 
-def _teacher_holds(output: str, record: PartEntry, index: int) -> bool:
-    file = record.teacher_files[index]
+def _file_holds(output: str, file: FileEntry | None) -> bool:
     return file is None or file_holds(output, file)
+
+
+def _rendering_holds(output: str, record: PartEntry, side: int | None) -> bool:
+    place = 0 if side is None else side + 1
+    file = record.rendered_files[place] if place < len(record.rendered_files) else None
+    return file is not None and file_holds(output, file)
 
 
 def read_record(output: str, index: int) -> PartEntry | None:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from schemas.plan import PlannedSource, Segment
 from schemas.tables import RejectReason
 from xtok import storage
+from xtok.chat.conversation import Conversation
 from xtok.errors import RowRefused, StorageError
 from xtok.shards.parse import ParsedRow, RowFields, parse_line, parse_record
 from xtok.shards.sources import decompressed
@@ -45,7 +46,8 @@ class Reject:
 class RowBlock:
     """Accepted rows, column by column, in plan order, and the rejects met on the way.
 
-    num_rows: rows read, rejects counted. num_characters: of all texts. sources: names of the sources met, in plan order.
+    text: empty strings in chat mode, where conversation holds the rows (else empty). size: characters of each row.
+    num_rows: rows read, rejects counted. num_characters: of all rows. sources: names of the sources met, in plan order.
     """
 
     idx: list[int] = field(default_factory=list)
@@ -53,7 +55,9 @@ class RowBlock:
     line: list[int] = field(default_factory=list)
     sample_id: list[str] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
+    conversation: list[Conversation] = field(default_factory=list)
     loss_multiplier: list[float] = field(default_factory=list)
+    size: list[int] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
     num_rows: int = 0
     num_characters: int = 0
@@ -99,7 +103,10 @@ def read_blocks(
                 block.sample_id.append(row.sample_id)
                 block.text.append(row.text)
                 block.loss_multiplier.append(row.loss_multiplier)
-                block.num_characters += len(row.text)
+                block.size.append(row.num_characters)
+                block.num_characters += row.num_characters
+                if row.conversation is not None:
+                    block.conversation.append(row.conversation)
             if block.num_characters >= block_bytes or block.num_rows >= block_bytes // 64:
                 yield block
                 block = RowBlock()
@@ -165,10 +172,9 @@ def _skip(stream: BinaryIO, num_bytes: int, *, seekable: bool) -> None:
 
 
 def _parquet_rows(source: SourceAt, segment: Segment, fields: RowFields) -> Iterator[tuple[int, ParsedRow | RowRefused]]:
-    wanted = [name for name in (fields.text, fields.id, fields.loss_multiplier) if name is not None]
     try:
         with storage.open_arrow(source.url) as handle, pq.ParquetFile(handle) as parquet:
-            columns = [name for name in wanted if name in parquet.schema_arrow.names]
+            columns = [name for name in fields.columns if name in parquet.schema_arrow.names]
             start, groups = _row_groups(parquet.metadata, segment)
             line = start
             for batch in parquet.iter_batches(_PARQUET_BATCH_ROWS, row_groups=groups, columns=columns, use_threads=False):

@@ -44,7 +44,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class BlockTables:
-    """The columns of one block, by side, its rejects in row order, and its counts."""
+    """The columns of one block, by side, its rejects in row order, and its counts. rendered: chat mode, None for the student."""
 
     student: dict[str, pa.Array]
     teachers: dict[int, dict[str, pa.Array]] = field(default_factory=dict)
@@ -52,6 +52,7 @@ class BlockTables:
     teacher_rejects: dict[int, list[Reject]] = field(default_factory=dict)
     student_counts: SideCounts = field(default_factory=SideCounts)
     teacher_counts: dict[int, SideCounts] = field(default_factory=dict)
+    rendered: dict[int | None, dict[str, pa.Array]] = field(default_factory=dict)
 
 
 class TextBody:

@@ -1,4 +1,4 @@
-"""Text mode's columns of student and teachers, and the rejects of tokenizing.
+"""The columns of student and teachers (chat mode adds masks and regions), and the rejects of tokenizing text.
 
 Shape legend: R = rows of a table.
 """
@@ -33,8 +33,19 @@ def rows_of(tokens: FlatTokens, rows: IntArray, keep: BoolArray) -> FlatTokens:
     return slice_rows(tokens, tokens.offsets[:-1][rows], tokens.lengths[rows])
 
 
-def student_columns(block: RowBlock, rows: IntArray, tokens: FlatTokens, windows: Windows | None = None) -> dict[str, pa.Array]:
-    """The student's columns; rows: int64 [R], the block's row of each row, one row many times where it was split."""
+def student_columns(
+    block: RowBlock,
+    rows: IntArray,
+    tokens: FlatTokens,
+    windows: Windows | None = None,
+    *,
+    token_mask: BoolArray | None = None,
+    regions: pa.Array | None = None,
+) -> dict[str, pa.Array]:
+    """The student's columns; rows: int64 [R], the block's row of each row, one row many times where it was split.
+
+    token_mask: None where every token is supervised; regions: None in text mode.
+    """
     chosen = rows.tolist()
     document = [block.sample_id[row] for row in chosen]
     number = np.zeros(len(rows), dtype=np.int32) if windows is None else windows.number.astype(np.int32)
@@ -47,15 +58,25 @@ def student_columns(block: RowBlock, rows: IntArray, tokens: FlatTokens, windows
         "document_id": pa.array(document, pa.string()),
         "window": pa.array(number),
         "input_ids": list_column(tokens.ids, tokens.offsets),
-        "token_mask": list_column(np.ones(len(tokens.ids), dtype=bool), tokens.offsets),
-        "regions": null_regions(len(rows)),
+        "token_mask": list_column(np.ones(len(tokens.ids), dtype=bool) if token_mask is None else token_mask, tokens.offsets),
+        "regions": null_regions(len(rows)) if regions is None else regions,
         "num_tokens": pa.array(tokens.lengths.astype(np.int32)),
         "loss_multiplier": pa.array([block.loss_multiplier[row] for row in chosen], pa.float32()),
     }
 
 
-def teacher_columns(side: AlignedSide, student_offsets: IntArray, valid: BoolArray) -> dict[str, pa.Array]:
-    """A teacher's columns but for the names; valid: bool [R], False for rows that it refuses, which are null."""
+def teacher_columns(
+    side: AlignedSide,
+    student_offsets: IntArray,
+    valid: BoolArray,
+    *,
+    token_mask: BoolArray | None = None,
+    regions: pa.Array | None = None,
+) -> dict[str, pa.Array]:
+    """A teacher's columns but for the names; valid: bool [R], False for rows that it refuses, which are null.
+
+    token_mask: None where every token is supervised; regions: all R rows', None in text mode.
+    """
     alignment = side.alignment
     num_rows = len(valid)
 
@@ -71,11 +92,11 @@ def teacher_columns(side: AlignedSide, student_offsets: IntArray, valid: BoolArr
 
     return {
         "input_ids": lists(side.tokens.ids, side.tokens.offsets),
-        "token_mask": lists(np.ones(len(side.tokens.ids), dtype=bool), side.tokens.offsets),
+        "token_mask": lists(np.ones(len(side.tokens.ids), dtype=bool) if token_mask is None else token_mask, side.tokens.offsets),
         "student_chunk_id": lists(alignment.student_chunk_id, student_offsets),
         "teacher_chunk_id": lists(alignment.teacher_chunk_id, side.tokens.offsets),
         "pair_is_correct": lists(alignment.pair_is_correct, alignment.pair_offsets),
-        "regions": null_regions(num_rows),
+        "regions": null_regions(num_rows) if regions is None else regions,
         "route": _ROUTES.take(scalars(alignment.route)),
         "coverage": scalars(side.coverage),
     }

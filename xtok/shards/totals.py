@@ -17,8 +17,16 @@ def add_counts(left: SideCounts, right: SideCounts) -> SideCounts:
     rejects = dict(left.rejects)
     for reason, count in right.rejects.items():
         rejects[reason] = rejects.get(reason, 0) + count
-    difference = left.backend_difference if left.backend_difference is not None else right.backend_difference
-    return SideCounts(**sums, rejects=dict(sorted(rejects.items())), backend_difference=difference)
+    return SideCounts(
+        **sums,
+        rejects=dict(sorted(rejects.items())),
+        backend_difference=_first(left.backend_difference, right.backend_difference),
+        renderer_difference=_first(left.renderer_difference, right.renderer_difference),
+    )
+
+
+def _first(left: str | None, right: str | None) -> str | None:
+    return right if left is None else left
 
 
 def sum_counts(counts: Iterable[SideCounts]) -> SideCounts:

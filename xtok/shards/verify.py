@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from schemas.manifest import FileEntry, PartEntry
-from schemas.tables import REJECT_SCHEMA, STUDENT_SCHEMA, TEACHER_SCHEMA
+from schemas.tables import REJECT_SCHEMA, RENDERED_SCHEMA, STUDENT_SCHEMA, TEACHER_SCHEMA
 from xtok import storage
 from xtok.errors import DamagedPartError, StorageError
 from xtok.shards.columns import flat_of
-from xtok.shards.read import Dataset, RowGroupRef
+from xtok.shards.read import Dataset, RowGroupRef, Side
 
 __all__ = ["Finding", "damaged_parts", "verify_dataset", "verify_part"]
 
@@ -57,6 +57,7 @@ def verify_part(dataset: Dataset, part: PartEntry) -> list[Finding]:
     """Files, digests and schemas first; only where these hold, what must be true between the sides."""
     files = [(part.student_file, STUDENT_SCHEMA), (part.rejects_file, REJECT_SCHEMA)]
     files += [(file, TEACHER_SCHEMA) for file in part.teacher_files if file is not None]
+    files += [(file, RENDERED_SCHEMA) for file in part.rendered_files if file is not None]
     findings = [found for file, schema in files for found in _verify_file(dataset, part.index, file, schema)]
     return findings or list(_verify_rows(dataset, part))
 
@@ -106,6 +107,8 @@ def _verify_rows(dataset: Dataset, part: PartEntry) -> Iterator[Finding]:
             if file is not None:
                 teacher = dataset.read_row_group(ref, index)
                 problems += [(file.path, problem) for problem in _teacher_problems(student, teacher)]
+                problems += _rendered_problems(dataset, ref, index, teacher)
+        problems += _rendered_problems(dataset, ref, "student", student)
         yield from (Finding(part.index, path, f"row group {group}: {problem}") for path, problem in problems)
 
 
@@ -120,6 +123,19 @@ def _student_problems(student: pa.Table) -> Iterator[str]:
         yield "num_tokens is not the length of input_ids"
     if len(ids) and int(ids.min()) < 0:
         yield "a token id is negative"
+
+
+def _rendered_problems(dataset: Dataset, ref: RowGroupRef, side: Side, table: pa.Table) -> list[tuple[str, str]]:
+    """A side is shown a text for exactly the rows that it has ids for."""
+    if dataset.manifest.mode == "text":
+        return []
+    rendered = dataset.read_rendered(ref, side, ["sample_id", "idx", "text"])
+    path = dataset.rendered_file(ref.part, side).path
+    if any(not rendered[name].equals(table[name]) for name in ("sample_id", "idx")):
+        return [(path, f"its rows are not those of {dataset.file(ref.part, side).path}")]
+    if not rendered["text"].is_null().equals(table["input_ids"].is_null()):
+        return [(path, "a row has a text and no ids, or ids and no text")]
+    return []
 
 
 def _teacher_problems(student: pa.Table, teacher: pa.Table) -> Iterator[str]:

@@ -20,11 +20,11 @@ from xtok.shards.timing import stage
 
 __all__ = ["TableWriter", "check_file", "file_holds"]
 
-_DELTA = ("idx", "line", "window", "num_tokens")
+_DELTA = ("idx", "line", "window", "num_tokens", "content_start", "content_end", "calls_start")
 _DELTA_LISTS = ("student_chunk_id", "teacher_chunk_id")
 _PLAIN_LISTS = ("input_ids",)
 _FLAG_LISTS = ("token_mask", "pair_is_correct")
-_DICTIONARY = ("source", "route", "stage", "side", "reason")
+_DICTIONARY = ("source", "route", "stage", "side", "reason", "reasoning")
 _STATISTICS = ("sample_id", "idx", "source", "line", "document_id", "num_tokens", "coverage")
 
 
