@@ -1,32 +1,33 @@
 """The online path: raw rows in, one padded batch with every teacher's ids and alignment out.
 
 Runs in DataLoader workers. Its numbers are those of the published shards, bit for bit: both tokenize through
-`xtok.tokenizers`, align through `xtok.align` and pad through `xtok.padding`. Aligning once, offline, is what `flows.preprocess`
-is for; this is for small runs, and for trying things out.
+`xtok.tokenizers`, render through `xtok.chat`, align through `xtok.align` and pad through `xtok.padding`. Aligning once, offline, is
+what `flows.preprocess` is for; this is for small runs, and for trying things out.
 
 Legend: B rows, Ts and Tt padded student and teacher lengths, P padded number of chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from schemas.tables import reject_side
+from xtok.align import AlignmentBatch
 from xtok.batch import BatchedDataDict, DatumSpec
+from xtok.chat import ChatRenderer, RenderedChatDocument, align_chats
+from xtok.collate.chat import ChatSides, SideArguments, conversations_of, pad_chats, raise_refusals, teacher_arguments
 from xtok.collate.config import CrossTokenizerCollatorConfig, check_config
-from xtok.collate.text import place_spans, text_of, tokenize_texts
+from xtok.collate.text import text_of, tokenize_texts
 from xtok.errors import ConfigError
-from xtok.padding import PaddedLayout
 from xtok.tokenizers import adapt_tokenizer
 
 if TYPE_CHECKING:
-    from xtok.align import AlignmentBatch, TokenAligner
-    from xtok.chat import RenderedChatDocument
+    from xtok.align import TokenAligner
 
 __all__ = ["ALIGNMENT_FIELDS", "CrossTokenizerCollator"]
 
@@ -39,9 +40,6 @@ ALIGNMENT_FIELDS = (
     "teacher_chunk_id",
     "num_chunks",
 )
-_CHAT_MISSING = (
-    "mode='chat' is not available in this collator yet: use mode='text', or preprocess the chats offline with flows.preprocess"
-)
 
 
 class CrossTokenizerCollator:
@@ -49,10 +47,15 @@ class CrossTokenizerCollator:
 
     config: mode and thinking options. student_tokenizer, teacher_tokenizers: fast transformers tokenizers, never modified; a
       teacher's may be None where it is the student's. aligners: one a teacher, None for a same-tokenizer teacher, which adds no key.
-    ctx_length_student, ctx_length_teachers: tokens that a row is cut to, added specials kept and counted; text mode pads to it.
-    drop_first_assistant_chunk_kl_by_teacher: chat mode, one flag a teacher. make_seq_div_by_student, make_seq_div_by_teachers:
-      padded lengths are rounded up to multiples. add_special_tokens_student, add_special_tokens_teachers: text mode, whether a
-      side gets the specials that its tokenizer adds by itself (default: all do).
+    ctx_length_student, ctx_length_teachers: tokens that a text is cut to, added specials kept and counted; text mode pads to it. A
+      chat that is longer is refused, never cut; chat mode pads to the longest row.
+    make_seq_div_by_student, make_seq_div_by_teachers: padded lengths are rounded up to multiples.
+    add_special_tokens_student, add_special_tokens_teachers: text mode, whether a side gets the specials that its tokenizer adds by
+      itself (default: all do).
+    Chat mode only: drop_first_assistant_chunk_kl_by_teacher: whether a teacher's alignment leaves out the final message's first
+      pair. render_date: the day that templates see (default: today, UTC). chat_template_kwargs_…: arguments of a side's template,
+      under those of a row. allow_special_tokens_in_content_…, accept_dropped_reasoning_…: rows that a side then accepts. An entry
+      a teacher in the `_teachers` ones; a teacher without an aligner is shown what the student is.
 
     Calling it with a list of `DatumSpec` returns a BatchedDataDict: input_ids, input_lengths, token_mask int64, sample_mask
     float32, idx (list of int), and for every cross-tokenizer teacher i teacher_{i}_input_ids, teacher_{i}_input_lengths,
@@ -75,6 +78,13 @@ class CrossTokenizerCollator:
         make_seq_div_by_teachers: Sequence[int] | None = None,
         add_special_tokens_student: bool = True,
         add_special_tokens_teachers: Sequence[bool] | None = None,
+        render_date: datetime.date | None = None,
+        chat_template_kwargs_student: Mapping[str, Any] | None = None,
+        chat_template_kwargs_teachers: Sequence[Mapping[str, Any] | None] | None = None,
+        allow_special_tokens_in_content_student: bool = False,
+        allow_special_tokens_in_content_teachers: Sequence[bool] | None = None,
+        accept_dropped_reasoning_student: bool = False,
+        accept_dropped_reasoning_teachers: Sequence[bool] | None = None,
     ) -> None:
         num_teachers = len(aligners)
         check_config(config)
@@ -84,6 +94,9 @@ class CrossTokenizerCollator:
             "drop_first_assistant_chunk_kl_by_teacher": drop_first_assistant_chunk_kl_by_teacher,
             "make_seq_div_by_teachers": make_seq_div_by_teachers,
             "add_special_tokens_teachers": add_special_tokens_teachers,
+            "chat_template_kwargs_teachers": chat_template_kwargs_teachers,
+            "allow_special_tokens_in_content_teachers": allow_special_tokens_in_content_teachers,
+            "accept_dropped_reasoning_teachers": accept_dropped_reasoning_teachers,
         }
         for name, values in per_teacher.items():
             if values is not None and len(values) != num_teachers:
@@ -102,6 +115,22 @@ class CrossTokenizerCollator:
             [True] * num_teachers if add_special_tokens_teachers is None else add_special_tokens_teachers
         )
         self._check_sides()
+        self._chat_sides = ChatSides(
+            config,
+            SideArguments(
+                chat_template_kwargs_student or {}, allow_special_tokens_in_content_student, accept_dropped_reasoning_student
+            ),
+            teacher_arguments(
+                self.aligners,
+                chat_template_kwargs_student,
+                chat_template_kwargs_teachers,
+                allow_special_tokens_in_content_teachers,
+                accept_dropped_reasoning_teachers,
+            ),
+            render_date,
+        )
+        if config.mode == "chat":
+            self._renderers()  # a side without a usable template is told at once
 
     def __call__(self, batch: list[DatumSpec]) -> BatchedDataDict:
         """One batch of the rows of `batch`, in order. Raises RowRefused for the first row that cannot be used."""
@@ -144,16 +173,65 @@ class CrossTokenizerCollator:
                 student_attention_mask=student_mask,
                 teacher_attention_mask=mask,
             )
-            collated.update(_teacher_keys(index, ids, mask, alignment))
+            collated.update(_teacher_keys(index, ids, mask, mask, alignment))
         return collated
 
     def _render_document(
         self, tokenizer: PreTrainedTokenizerBase, datum: DatumSpec, ctx_length: int, side: str
     ) -> RenderedChatDocument:
-        raise ConfigError(_CHAT_MISSING)
+        """One chat as one side is shown it. side: `student` or `teacher=<index>`. Raises RowRefused."""
+        renderer = self._chat_sides.renderer(tokenizer, ctx_length, side)
+        return self._chat_sides.locate([datum], conversations_of([datum]), renderer)[1][0]
 
     def _call_chat(self, batch: list[DatumSpec]) -> BatchedDataDict:
-        raise ConfigError(_CHAT_MISSING)
+        """Render complete conversations and align their final assistant turns."""
+        conversations = conversations_of(batch)
+        renderer, *teachers = self._renderers()
+        assert renderer is not None, "the student is shown every chat"
+        student, documents = self._chat_sides.locate(batch, conversations, renderer)
+        ids, attention, mask = self._pad_documents(documents, renderer, self.make_seq_div_by_student)
+        collated = BatchedDataDict(
+            input_ids=ids,
+            input_lengths=attention.sum(dim=1),
+            token_mask=mask,
+            sample_mask=torch.tensor([datum.get("loss_multiplier", 1.0) for datum in batch], dtype=torch.float32),
+            idx=[int(datum["idx"]) for datum in batch],
+        )
+        for index, renderer in enumerate(teachers):
+            if renderer is None:
+                continue
+            teacher, documents = self._chat_sides.locate(batch, conversations, renderer)
+            teacher_ids, attention, mask = self._pad_documents(documents, renderer, self.make_seq_div_by_teachers[index])
+            aligned = align_chats(student, teacher, drop_first_chunk=self.drop_first_assistant_chunk_kl_by_teacher[index])
+            raise_refusals(batch, aligned.refusals)
+            alignment = AlignmentBatch.from_flat(
+                aligned.flat, student.tokens.offsets, teacher.tokens.offsets, ids.shape[1], teacher_ids.shape[1]
+            )
+            collated.update(_teacher_keys(index, teacher_ids, attention, mask, alignment))
+        return collated
+
+    def _renderers(self) -> list[ChatRenderer | None]:
+        """The student's, then one for each teacher, None for those without an aligner."""
+        found: list[ChatRenderer | None] = [self._chat_sides.renderer(self.student_tokenizer, self.ctx_length_student, "student")]
+        for index, (tokenizer, aligner) in enumerate(zip(self.teacher_tokenizers, self.aligners, strict=True)):
+            if tokenizer is None or aligner is None:
+                found.append(None)
+            else:
+                found.append(self._chat_sides.renderer(tokenizer, self.ctx_length_teachers[index], reject_side(index)))
+        return found
+
+    def _pad_documents(
+        self, documents: list[RenderedChatDocument], renderer: ChatRenderer, divisor: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Ids, attention mask and assistant mask, int64 [B, T]."""
+        ids, attention, _, mask = self._pad_chat_batch(
+            [document.input_ids.tolist() for document in documents],
+            [document.offsets.tolist() for document in documents],
+            [document.assistant_mask.tolist() for document in documents],
+            renderer.side.adapter.pad_token_id,
+            divisor,
+        )
+        return ids, attention, mask
 
     @staticmethod
     def _pad_chat_batch(
@@ -168,15 +246,7 @@ class CrossTokenizerCollator:
         Returns ids, attention mask, offsets [B, T, 2] and assistant mask, all int64; padding has attention 0, offset (0, 0) and
         assistant mask 0.
         """
-        lengths = [len(ids) for ids in ids_list]
-        for name, rows in (("off_list", off_list), ("mask_list", mask_list)):
-            if [len(row) for row in rows] != lengths:
-                raise ValueError(f"{name} has rows of {[len(row) for row in rows]} tokens, ids_list of {lengths}")
-        layout = PaddedLayout(lengths, divisor=make_seq_div_by)
-        ids = layout.place([np.array(row, dtype=np.int64) for row in ids_list], pad_token_id, np.int64)
-        mask = layout.place([np.array(row, dtype=np.int64) for row in mask_list], 0, np.int64)
-        spans = [np.array(row, dtype=np.int64).reshape(-1, 2) for row in off_list]
-        return ids, layout.real(np.int64), place_spans(layout, spans), mask
+        return pad_chats(ids_list, off_list, mask_list, pad_token_id, make_seq_div_by)
 
     @staticmethod
     def _tokenize_batch(
@@ -216,10 +286,12 @@ class CrossTokenizerCollator:
                 )
 
 
-def _teacher_keys(index: int, ids: torch.Tensor, mask: torch.Tensor, alignment: AlignmentBatch) -> dict[str, Any]:
+def _teacher_keys(
+    index: int, ids: torch.Tensor, attention: torch.Tensor, mask: torch.Tensor, alignment: AlignmentBatch
+) -> dict[str, Any]:
     keys = {
         f"teacher_{index}_input_ids": ids,
-        f"teacher_{index}_input_lengths": mask.sum(dim=1),
+        f"teacher_{index}_input_lengths": attention.sum(dim=1),
         f"teacher_{index}_token_mask": mask,
     }
     return keys | {f"alignment_{index}_{name}": getattr(alignment, name) for name in ALIGNMENT_FIELDS}
