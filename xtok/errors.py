@@ -5,6 +5,7 @@
     ├── TokenizerError (ValueError)     a tokenizer cannot be used, with the reason
     ├── RowRefused (ValueError)         one row cannot be used: raised online, a counted reject offline
     ├── StorageError (OSError)          a file cannot be read or written
+    │   └── StoreUnavailableError       a remote store does not answer, after all attempts
     ├── DatasetError
     │   ├── UnpublishedDatasetError     no manifest: never published, or still being written
     │   ├── DatasetMismatchError        the folder holds a dataset of another configuration
@@ -31,6 +32,7 @@ __all__ = [
     "PublicationRefusedError",
     "RowRefused",
     "StorageError",
+    "StoreUnavailableError",
     "TokenizerError",
     "TrainingError",
     "UnpublishedDatasetError",
@@ -76,6 +78,10 @@ def _rebuild_row_refused(reason: str, message: str, stage: str, side: str) -> Ro
 
 class StorageError(XtokError, OSError):
     """A file cannot be read or written: permission, space, network, or it is not there."""
+
+
+class StoreUnavailableError(StorageError):
+    """A remote store is busy or out of reach; nothing is known of the file. The same command may work later."""
 
 
 class DatasetError(XtokError):

@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from schemas.plan import PlannedSide
+from xtok import storage
 from xtok.batch import BatchedDataDict
 from xtok.errors import ConfigError, DatasetMismatchError
 from xtok.loader.assemble import BatchShape, SideShape, assemble
@@ -48,6 +49,8 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
     drop_last: drop the rows that do not fill a global batch (`num_dropped_rows`), else complete it with filler rows: `sample_mask`
       0, `idx` -1, one pad token outside the mask, no chunk.
     read_ahead: read the next window in a thread while this one is used.
+    cache_folder, cache_bytes: a remote dataset's files are kept in a local folder (default $XTOK_CACHE or the user's cache folder),
+      shared by all processes of the machine, the oldest leaving beyond so many bytes; 0 reads ranges of the remote files instead.
     student_tokenizer, teacher_tokenizers (one or None for every teacher of the dataset): refused when they are not the dataset's.
 
     Use it by itself, or as `DataLoader(loader, batch_size=None, num_workers=n)`, or in torchdata's `StatefulDataLoader`.
@@ -71,13 +74,15 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
         shuffle_row_groups: int = 8,
         drop_last: bool = True,
         read_ahead: bool = True,
+        cache_folder: str | None = None,
+        cache_bytes: int = 20_000_000_000,
         student_tokenizer: AnyTokenizer | None = None,
         teacher_tokenizers: Sequence[AnyTokenizer | None] | None = None,
     ) -> None:
         _require_at_least(
             1, batch_size=batch_size, world_size=world_size, pad_divisor=pad_divisor, shuffle_row_groups=shuffle_row_groups
         )
-        _require_at_least(0, epoch=epoch, rank=rank)
+        _require_at_least(0, epoch=epoch, rank=rank, cache_bytes=cache_bytes)
         if rank >= world_size:
             raise ConfigError(f"rank must be smaller than world_size, got rank={rank} of world_size={world_size}")
         if pad_to not in ("longest", "context"):
@@ -96,6 +101,7 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
             _side_shape(manifest.student, pad_to, pad_divisor),
             {index: _side_shape(manifest.teachers[index], pad_to, divisors[index]) for index in self._with_files},
         )
+        self._cache = _cache_for(str(url), cache_folder, cache_bytes)
         self._catalog = build_catalog(self.dataset, self._with_files)
         self.num_rows = int(self._catalog.num_usable().sum())
         self._order_digest = self._catalog.digest(
@@ -217,7 +223,7 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
         order = EpochOrder(
             self._catalog, seed=self.seed, epoch=self.epoch, shuffle=self.shuffle, shuffle_row_groups=self.shuffle_row_groups
         )
-        reader = WindowReader(self.dataset, self._with_files)
+        reader = WindowReader(self.dataset, self._with_files, self._cache)
         size = self.global_batch_size
 
         def read(index: int) -> list[tuple[GroupRows, int]]:
@@ -254,6 +260,13 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
             "first_row": self._start(),
             "order_digest": self._order_digest,
         }
+
+
+def _cache_for(url: str, folder: str | None, max_bytes: int) -> storage.FileCache | None:
+    """The cache of a remote dataset; a local one needs none."""
+    if not max_bytes or storage.local_path(url) is not None:
+        return None
+    return storage.FileCache(folder or storage.default_cache_folder(), max_bytes)
 
 
 def _side_shape(side: PlannedSide, pad_to: str, divisor: int) -> SideShape:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from schemas.manifest import FileEntry
 from xtok import storage
-from xtok.errors import DamagedPartError
+from xtok.errors import DamagedPartError, StoreUnavailableError
 from xtok.loader.order import RowCatalog, WindowRows
 from xtok.loader.rows import GroupRows, ListColumn, TeacherColumns, teacher_columns
 from xtok.shards.read import Dataset, RowGroupRef, Side
@@ -62,10 +62,10 @@ def build_catalog(dataset: Dataset, teachers: Sequence[int]) -> RowCatalog:
 
 
 class WindowReader:
-    """Reads windows for the student and `teachers` (indices of teachers with files)."""
+    """Reads windows for the student and `teachers` (indices of teachers with files), through `cache` where one is given."""
 
-    def __init__(self, dataset: Dataset, teachers: Sequence[int]) -> None:
-        self._source = _RowGroups(dataset)
+    def __init__(self, dataset: Dataset, teachers: Sequence[int], cache: storage.FileCache | None = None) -> None:
+        self._source = _RowGroups(dataset, cache)
         self._teachers = tuple(teachers)
         self._refs = dataset.row_groups()
 
@@ -135,25 +135,31 @@ class _RowGroups:
     Parsing the footer of a file of many small row groups takes as long as reading one of them.
     """
 
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Dataset, cache: storage.FileCache | None) -> None:
+        self.dataset, self._cache = dataset, cache
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
         # A store is asked once for all columns of a row group; a local file gains nothing from it.
-        self._pre_buffer = storage.local_path(dataset.url) is None
+        self._pre_buffer = cache is None and storage.local_path(dataset.url) is None
 
     def read(self, ref: RowGroupRef, side: Side, columns: list[str]) -> pa.Table:
         """One row group of one side. Raises DamagedPartError naming the file."""
         entry = self.dataset.file(ref.part, side)
         try:
-            file = storage.open_arrow(storage.join(self.dataset.url, entry.path))
-            with file, pq.ParquetFile(file, metadata=self._footers.get(entry.path), pre_buffer=self._pre_buffer) as parquet:
+            file, footer = self._open(entry), self._footers.get(entry.path)
+            with file, pq.ParquetFile(file, metadata=footer, pre_buffer=self._pre_buffer) as parquet:
                 self._keep_footer(entry.path, parquet.metadata)
                 table = parquet.read_row_group(ref.row_group, columns=columns, use_threads=False)
+        except StoreUnavailableError:
+            raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise _damaged(entry, str(error)) from error
         if table.num_rows != ref.num_rows:
             raise _damaged(entry, f"row group {ref.row_group} has {table.num_rows} rows, not {ref.num_rows}")
         return table
+
+    def _open(self, entry: FileEntry) -> pa.NativeFile:
+        url = storage.join(self.dataset.url, entry.path)
+        return storage.open_arrow(url) if self._cache is None else self._cache.open_arrow(url, entry.sha256)
 
     def _keep_footer(self, path: str, footer: pq.FileMetaData) -> None:
         self._footers[path] = footer

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from schemas.manifest import FileEntry, Manifest, PartEntry
 from schemas.plan import FORMAT_VERSION
 from xtok import storage
-from xtok.errors import DamagedPartError, DatasetError, UnpublishedDatasetError
+from xtok.errors import DamagedPartError, DatasetError, StoreUnavailableError, UnpublishedDatasetError
 
 __all__ = ["Dataset", "RowGroupRef", "Side", "open_dataset"]
 
@@ -83,6 +83,8 @@ class Dataset:
             with self.open_parquet(entry) as parquet:
                 names = None if columns is None else list(columns)
                 table = parquet.read_row_group(ref.row_group, columns=names, use_threads=False)
+        except StoreUnavailableError:
+            raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise _damaged(self.url, entry, ref.part, str(error)) from error
         if table.num_rows != ref.num_rows:

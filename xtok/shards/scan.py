@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from schemas.plan import PlannedSource, Segment
 from xtok import storage
+from xtok.errors import StorageError
 from xtok.shards.parse import RowFields
 from xtok.shards.rows import SourceAt, read_blocks
 from xtok.shards.sources import HashingReader, SourceFile, decompressed
@@ -110,7 +111,7 @@ def _scan_parquet(source: SourceFile, spacing_bytes: int) -> SourceScan:
             groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
             shape = [(group.num_rows, group.total_byte_size) for group in groups]
     except (pa.ArrowException, OSError) as error:
-        raise storage.storage_error("read", source.url, error) from error
+        raise error if isinstance(error, StorageError) else storage.storage_error("read", source.url, error) from error
     found, rows, weight = [], 0, 0
     for num_rows, group_bytes in shape:
         step = max(1, spacing_bytes * num_rows // max(1, group_bytes))

@@ -18,7 +18,7 @@ import pyarrow as pa
 from schemas.manifest import FileEntry, PartEntry
 from schemas.tables import REJECT_SCHEMA, RENDERED_SCHEMA, STUDENT_SCHEMA, TEACHER_SCHEMA
 from xtok import storage
-from xtok.errors import DamagedPartError, StorageError
+from xtok.errors import DamagedPartError, StorageError, StoreUnavailableError
 from xtok.shards.columns import flat_of
 from xtok.shards.read import Dataset, RowGroupRef, Side
 
@@ -65,6 +65,8 @@ def verify_part(dataset: Dataset, part: PartEntry) -> list[Finding]:
 def _verify_plan(dataset: Dataset) -> Iterator[Finding]:
     try:
         digest = storage.sha256(storage.join(dataset.url, "plan.json"))
+    except StoreUnavailableError:
+        raise
     except StorageError as error:
         yield Finding(None, "plan.json", str(error))
         return
@@ -89,6 +91,8 @@ def _verify_file(dataset: Dataset, part: int, file: FileEntry, schema: pa.Schema
         with dataset.open_parquet(file) as parquet:
             groups = tuple(parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups))
             found = parquet.schema_arrow
+    except StoreUnavailableError:
+        raise  # nothing is known of the file
     except (StorageError, DamagedPartError, pa.ArrowException, OSError) as error:
         yield Finding(part, file.path, str(error))
         return

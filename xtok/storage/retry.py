@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from xtok.errors import StorageError
+from xtok.errors import StoreUnavailableError
 
 __all__ = ["RetryPolicy", "is_transient", "retried"]
 
@@ -58,7 +58,7 @@ POLICY = RetryPolicy()
 def retried(action: str, url: str, call: Callable[[], Result]) -> Result:
     """The result of `call`, repeated while the store says that it is busy or does not answer.
 
-    Raises StorageError saying how often it was tried; what lasts passes as it is.
+    Raises StoreUnavailableError saying how often it was tried; what lasts passes as it is.
     """
     began = time.monotonic()
     delays = POLICY.delays()
@@ -105,8 +105,8 @@ def _status(error: BaseException) -> int | None:
     return int(found) if isinstance(found, int) or (isinstance(found, str) and found.isdigit()) else None
 
 
-def _gave_up(action: str, url: str, error: BaseException, seconds: float) -> StorageError:
-    typed = StorageError(
+def _gave_up(action: str, url: str, error: BaseException, seconds: float) -> StoreUnavailableError:
+    typed = StoreUnavailableError(
         f"cannot {action} {url}: tried {POLICY.attempts} times in {seconds:.0f} s, the last answer was {type(error).__name__}: {error}. "
         "Run the same command again when the store answers: it continues where it stopped."
     )
