@@ -8,8 +8,8 @@ from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, create_table_artifact, update_progress_artifact
 
-from schemas.manifest import Manifest
-from xtok.cli.report import parts_table
+from xtok.cli.report import parts_table, report_markdown
+from xtok.cli.report_sections import RunReport
 
 __all__ = ["ProgressBar", "publish_report"]
 
@@ -31,7 +31,9 @@ class ProgressBar:
             update_progress_artifact(artifact_id=self._artifact, progress=100.0 * done / max(self.total, 1))
 
 
-def publish_report(manifest: Manifest, markdown: str) -> None:
-    """Store the table of parts and the report as artifacts of the current run."""
-    create_table_artifact(table=parts_table(manifest), key="preprocess-parts", description="One line for each part")
-    create_markdown_artifact(markdown=markdown, key="preprocess-report", description="Coverage, rejects and figures of this run")
+def publish_report(report: RunReport) -> None:
+    """Store the table of parts and the report, as in report.md, as artifacts of the current run."""
+    create_table_artifact(table=parts_table(report.manifest), key="preprocess-parts", description="One line for each part")
+    create_markdown_artifact(
+        markdown=report_markdown(report), key="preprocess-report", description="Coverage, rejects and figures of this run"
+    )

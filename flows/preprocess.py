@@ -19,7 +19,6 @@ import argparse
 import logging
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,8 +34,7 @@ from flows.server import private_server
 from schemas.config import PreprocessConfig
 from schemas.manifest import Manifest, PartEntry
 from xtok.cli.config_file import load_config
-from xtok.cli.report import report_markdown
-from xtok.cli.run_record import write_report
+from xtok.cli.run_record import StepClock, make_report, write_report
 from xtok.errors import ConfigError, XtokError
 from xtok.shards.part import run_part
 from xtok.shards.pipeline import absolute_config, plan_dataset
@@ -77,13 +75,14 @@ def preprocess(config: str | dict[str, Any] | None = None) -> Manifest:
     nothing for the example on bundled data.
     """
     end_with_serving_process()
-    began = time.monotonic()
+    clock = StepClock()
     logger = get_run_logger()
     checked = absolute_config(load_config(config))
     if checked.engine != "local":
         raise ConfigError(f"engine: {checked.engine!r} is not available yet; leave it out to use the processes of this machine")
     with WorkerPool(checked.workers) as pool:
         run = plan_task(checked, pool)
+        clock.done("plan")
         jobs = part_jobs(run, checked)
         logger.info("%d rows in %d parts, on %d workers, into %s", run.plan.num_rows, len(jobs), pool.workers, checked.output)
         progress = ProgressBar(len(jobs))
@@ -91,11 +90,12 @@ def preprocess(config: str | dict[str, Any] | None = None) -> Manifest:
         for future in as_completed(part_task.map(jobs, unmapped(pool))):
             entries.append(future.result())
             progress.update(len(entries))
-    # Reported before it is published: where publication is refused, the figures are what one needs.
-    manifest = build_manifest(run.plan, entries)
-    report = report_markdown(manifest, output=checked.output, seconds=time.monotonic() - began)
-    write_report(checked.output, report)
-    publish_report(manifest, report)
+        clock.done("build parts")
+        # Reported before it is published: where publication is refused, the figures are what one needs.
+        manifest = build_manifest(run.plan, entries)
+        report = make_report(manifest, checked, clock.seconds, pool)
+    write_report(report)
+    publish_report(report)
     publish_task(run, entries, checked)
     logger.info("published %d rows in %s", manifest.num_rows, checked.output)
     return manifest

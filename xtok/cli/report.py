@@ -1,16 +1,17 @@
-"""The report of a preprocessing run in Markdown, and its table of parts: pure functions of the manifest.
+"""The report of a preprocessing run in Markdown, and its table of parts.
 
-Written to runs/<run>/report.md, and shown by the flow as artifacts.
+Written to runs/<run>/report.md beside report.html, and shown by the flow as artifacts.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from schemas.manifest import Manifest, PartEntry, SideCounts
-from schemas.plan import PlannedSide
+from schemas.manifest import Manifest, PartEntry
+from xtok.cli.report_sections import Chart, RunReport, Section, Table, report_sections
 
-__all__ = ["parts_table", "report_markdown"]
+__all__ = ["chart_table", "parts_table", "report_markdown"]
 
 
 def parts_table(manifest: Manifest) -> list[dict[str, Any]]:
@@ -28,63 +29,45 @@ def parts_table(manifest: Manifest) -> list[dict[str, Any]]:
     ]
 
 
-def report_markdown(manifest: Manifest, *, output: str, seconds: float) -> str:
-    """The report: how much there is, each side's figures, every refusal by side and reason. seconds: of the whole run."""
-    sides: list[tuple[str, PlannedSide, SideCounts]] = [("student", manifest.student, manifest.student_totals)]
-    sides += [
-        (f"teacher {index}", planned, counts)
-        for index, (planned, counts) in enumerate(zip(manifest.teachers, manifest.teacher_totals, strict=True))
-    ]
-    num_tokens = sum(counts.num_tokens for _, _, counts in sides)
-    lines = [
-        "# Aligned dataset",
-        "",
-        f"`{output}`: {manifest.num_rows:,} rows from {manifest.num_source_rows:,} read, in {len(manifest.parts):,} parts. "
-        f"{num_tokens:,} tokens in {seconds:.1f} s.",
-        "",
-        "| side | tokenizer | route | backend | rows | refused | truncated | tokens | coverage | one to one |",
-        "|---|---|---|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for name, planned, counts in sides:
-        aligned = name != "student" and not planned.same_as_student
-        share = f"{counts.num_one_to_one / counts.num_chunks:.1%}" if aligned and counts.num_chunks else ""
-        note = "same as the student" if planned.same_as_student else planned.name
-        lines.append(
-            f"| {name} | {_cell(note)} | {planned.route} | {_cell(planned.backend)} | {counts.num_rows - counts.num_null_rows:,} "
-            f"| {counts.num_rejects:,} | {counts.num_truncated:,} | {counts.num_tokens:,} "
-            f"| {f'{counts.coverage:.4f}' if aligned else ''} | {share} |"
-        )
-    lines += ["", *_rejects(manifest, sides), *_notes(sides)]
-    return "\n".join(lines) + "\n"
+def report_markdown(report: RunReport) -> str:
+    """The report; charts become tables. What comes from the data is escaped."""
+    first, *others = report_sections(report)
+    lines = ["# " + first.title, "", *_body(first)]
+    for section in others:
+        lines += ["## " + section.title, "", *_body(section)]
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _rejects(manifest: Manifest, sides: list[tuple[str, PlannedSide, SideCounts]]) -> list[str]:
-    counted = [("source", reason, count) for reason, count in manifest.source_rejects.items()]
-    counted += [(name, reason, count) for name, _, counts in sides for reason, count in counts.rejects.items()]
-    counted = [entry for entry in counted if entry[2]]
-    if not counted:
-        return ["No row was refused.", ""]
-    lines = ["| refused by | reason | rows |", "|---|---|--:|"]
-    lines += [f"| {side} | {reason} | {count:,} |" for side, reason, count in sorted(counted, key=lambda entry: -entry[2])]
-    return [*lines, "", "Each with file, line and message in `rejects/*.parquet`.", ""]
+def chart_table(chart: Chart) -> Table:
+    """A chart's values as a table, one row for each category."""
+    headers = (chart.unit, *(name for name, _ in chart.series))
+    values = zip(*(series for _, series in chart.series), strict=True)
+    return Table(headers, [(name, *(f"{value:.1f}" for value in row)) for name, row in zip(chart.categories, values, strict=True)])
 
 
-def _notes(sides: list[tuple[str, PlannedSide, SideCounts]]) -> list[str]:
-    """What a careful reader should know: why not the fast backend, what fell back, what took the offset route."""
-    notes = []
-    for name, planned, counts in sides:
-        if planned.backend_note:
-            notes.append(f"- {name}: {planned.backend_note}")
-        if counts.num_backend_fallbacks:
-            notes.append(f"- {name}: {counts.num_backend_fallbacks} parts redone with the reference: {counts.backend_difference}")
-        if counts.num_unverified_rows:
-            notes.append(f"- {name}: {counts.num_unverified_rows:,} rows aligned by offsets (bytes could not be verified)")
-    return notes
+def _body(section: Section) -> list[str]:
+    lines = []
+    for sentence in section.sentences:
+        lines += [_text(sentence), ""]
+    for block in section.blocks:
+        if isinstance(block, Chart) and block.title:
+            lines += [f"**{_text(block.title)}**", ""]
+        lines += [*_table(chart_table(block) if isinstance(block, Chart) else block), ""]
+    return lines
+
+
+def _table(table: Table) -> list[str]:
+    rules = ["---"] * table.num_text + ["--:"] * (len(table.headers) - table.num_text)
+    rows = [table.headers, *table.rows]
+    head, *body = ["| " + " | ".join(_text(cell) for cell in row) + " |" for row in rows]
+    return [head, "|" + "|".join(rules) + "|", *body]
+
+
+def _text(text: str) -> str:
+    """Text in which nothing is markup: no line ends, no HTML, no Markdown."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*\[\]|~])", r"\\\1", " ".join(text.split()))
 
 
 def _num_rejects(part: PartEntry) -> int:
     return sum(part.source_rejects.values()) + part.student.num_rejects + sum(side.num_rejects for side in part.teachers)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

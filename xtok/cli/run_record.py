@@ -8,21 +8,49 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 
 from pydantic import ValidationError
 
 from schemas.config import PreprocessConfig
+from schemas.manifest import Manifest
 from xtok import storage
+from xtok.cli.report import report_markdown
+from xtok.cli.report_html import report_html
+from xtok.cli.report_sections import RunReport
+from xtok.shards.figures import dataset_figures
+from xtok.shards.pool import Runner
 
-__all__ = ["recorded_config", "write_report"]
+__all__ = ["StepClock", "make_report", "recorded_config", "write_report"]
 
 
-def write_report(output: str, report: str) -> str:
-    """Write a run's report as runs/<time>-<process>/report.md; returns its URL. Such folders sort by time."""
+class StepClock:
+    """Wall clock of the steps of a run, one after the other. seconds: by step, in order."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def done(self, step: str) -> None:
+        """All time since the last step ended was this one's."""
+        now = time.monotonic()
+        self.seconds[step] = now - self._since
+        self._since = now
+
+
+def make_report(manifest: Manifest, config: PreprocessConfig, seconds: dict[str, float], runner: Runner) -> RunReport:
+    """What the run has to show; `runner` reads the parts for it. config: absolute. The dataset need not be published yet."""
+    return RunReport(manifest, dataset_figures(manifest, config.output, config.student, runner), config.output, dict(seconds))
+
+
+def write_report(report: RunReport) -> str:
+    """Write report.md and report.html into runs/<time>-<process>/ of the dataset; returns that folder. They sort by time."""
     now = datetime.datetime.now(datetime.UTC)
-    url = storage.join(output, "runs", f"{now:%Y%m%dT%H%M%SZ}-{os.getpid()}", "report.md")
-    storage.write_atomic(url, report.encode(), storage.join(output, "runs", "staging"))
-    return url
+    folder = storage.join(report.output, "runs", f"{now:%Y%m%dT%H%M%SZ}-{os.getpid()}")
+    staging = storage.join(report.output, "runs", "staging")
+    storage.write_atomic(storage.join(folder, "report.md"), report_markdown(report).encode(), staging)
+    storage.write_atomic(storage.join(folder, "report.html"), report_html(report).encode(), staging)
+    return folder
 
 
 def recorded_config(output: str) -> PreprocessConfig | None:
