@@ -13,6 +13,7 @@ from schemas.manifest import Manifest, PartEntry, SideCounts
 from schemas.plan import Plan, PlannedSide
 from xtok import storage
 from xtok.errors import PublicationRefusedError
+from xtok.shards.chat_figures import chat_figures_table, refusals_table
 from xtok.shards.freeze import write_plan
 from xtok.shards.plan import RunPlan, plan_bytes, read_plan
 from xtok.shards.totals import sum_counts
@@ -79,14 +80,17 @@ def check_limits(manifest: Manifest, config: PreprocessConfig) -> None:
     for side, share in reject_fractions(manifest).items():
         if share > config.max_reject_fraction:
             broken.append(f"{side}: {share:.2%} of the rows are refused, max_reject_fraction is {config.max_reject_fraction:.2%}")
-    for index, coverage in enumerate(manifest.coverage):
-        if coverage is not None and coverage < config.min_coverage:
+    for index, totals in enumerate(manifest.teacher_totals):
+        # What the configuration itself keeps out of KD is no fault of the alignment.
+        coverage = totals.reachable_coverage
+        if manifest.coverage[index] is not None and coverage < config.min_coverage:
             broken.append(f"teacher={index}: coverage is {coverage:.2%}, min_coverage is {config.min_coverage:.2%}")
     if not manifest.num_rows:
         broken.append("no row is left")
     if broken:
         raise PublicationRefusedError(
             f"{config.output} is not published: {'; '.join(broken)}.\n{figures_table(manifest)}\n"
+            f"{refusals_table(config.output, manifest.parts)}\n"
             f"Look at {config.output}/rejects/*.parquet (source, line, reason), mend the input, "
             "or set the limit in the configuration and run again: what is built is kept."
         )
@@ -115,4 +119,6 @@ def figures_table(manifest: Manifest) -> str:
         lines.append(f"{name:<12} {counts.num_rows:>10} {counts.num_rejects:>10} {counts.num_tokens:>14} {share:>9}  {side.name}")
     lines.append(f"rows read {manifest.num_source_rows}, blank lines {manifest.num_blank_lines}")
     lines += [f"refused: {name:<12} {reason:<24} {count:>8}" for name, reason, count in reasons]
+    if manifest.mode == "chat":
+        lines.append(chat_figures_table(manifest))
     return "\n".join(lines)
