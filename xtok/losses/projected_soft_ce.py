@@ -138,7 +138,8 @@ def _one_rank(problem: _Problem) -> _RowResults:
     """Whole vocabulary here: a tile is finished, gradient included, before the next begins; the teacher is widened a few rows at
     a time and never stored."""
     head, block_rows = problem.head, problem.block_rows()
-    student_tile, teacher_block = head.new_tile(problem.tile_rows), head.new_tile(block_rows)
+    student_tile = head.new_tile(problem.tile_rows)
+    teacher_block, scratch = head.new_tile(block_rows), head.new_tile(block_rows)
     statistics = problem.new_rows(NUM_STATISTICS)[:block_rows]
     cross_entropy = problem.new_rows(1).squeeze(-1)
     gradient = problem.new_rows(problem.hidden_size) if problem.with_gradient else None
@@ -149,7 +150,8 @@ def _one_rank(problem: _Problem) -> _RowResults:
             rows = slice(tile.start + block.start, tile.start + block.stop)
             used = slice(0, block.stop - block.start)
             student, teacher_exp = slice_rows(logits, block), slice_rows(teacher_block, used)
-            measure_and_exponentiate_(student, problem.teacher_parts(rows), teacher_exp, statistics[used])
+            products = slice_rows(scratch, used)
+            measure_and_exponentiate_(student, problem.teacher_parts(rows), teacher_exp, products, statistics[used])
             combined = combine_row_statistics(statistics[used], None)
             cross_entropy[rows] = combined.cross_entropy
             if gradient is not None:
@@ -159,13 +161,19 @@ def _one_rank(problem: _Problem) -> _RowResults:
     return _RowResults(cross_entropy, gradient)
 
 
-def _measure_tile_(problem: _Problem, tile: slice, student: Parts, teacher: Parts, statistics: Tensor) -> None:
+def _measure_tile_(
+    problem: _Problem, tile: slice, student: Parts, teacher_exp: Parts, scratch: Parts, statistics: Tensor
+) -> None:
     """Project one tile, then exponentiate its student and teacher logits a few rows at a time; statistics [c, 5] of its rows."""
     problem.head.project_(problem.hidden.take(tile), student)
     for block in row_slices(tile.stop - tile.start, problem.block_rows()):
         rows = slice(tile.start + block.start, tile.start + block.stop)
         measure_and_exponentiate_(
-            slice_rows(student, block), problem.teacher_parts(rows), slice_rows(teacher, block), statistics[block]
+            slice_rows(student, block),
+            problem.teacher_parts(rows),
+            slice_rows(teacher_exp, block),
+            slice_rows(scratch, slice(0, block.stop - block.start)),
+            statistics[block],
         )
 
 
@@ -173,7 +181,8 @@ def _sharded_one_tile(problem: _Problem, tp_group: dist.ProcessGroup | None) -> 
     """All rows fit one tile: keep both exponentials until the normalizers are known."""
     student, teacher = problem.head.new_tile(problem.num_rows), problem.head.new_tile(problem.num_rows)
     statistics = problem.new_rows(NUM_STATISTICS)
-    _measure_tile_(problem, slice(0, problem.num_rows), student, teacher, statistics)
+    scratch = problem.head.new_tile(problem.block_rows())
+    _measure_tile_(problem, slice(0, problem.num_rows), student, teacher, scratch, statistics)
     combined = combine_row_statistics(statistics, tp_group)
     if not problem.with_gradient:
         return _RowResults(combined.cross_entropy, None)
@@ -185,14 +194,14 @@ def _sharded_one_tile(problem: _Problem, tp_group: dist.ProcessGroup | None) -> 
 
 def _sharded_many_tiles(problem: _Problem, tp_group: dist.ProcessGroup | None) -> _RowResults:
     """Student and teacher halves of the gradient apart; they share a tile, so that one matmul pulls both back."""
-    both = problem.head.new_tile(2 * problem.tile_rows)
+    both, scratch = problem.head.new_tile(2 * problem.tile_rows), problem.head.new_tile(problem.block_rows())
     statistics = problem.new_rows(NUM_STATISTICS)
     halves = [problem.new_rows(problem.hidden_size) for _ in range(2)] if problem.with_gradient else []
     pulled = statistics.new_empty(2 * problem.tile_rows if halves else 0, problem.hidden_size)
     for tile in row_slices(problem.num_rows, problem.tile_rows):
         size = tile.stop - tile.start
         student, teacher = slice_rows(both, slice(0, size)), slice_rows(both, slice(size, 2 * size))
-        _measure_tile_(problem, tile, student, teacher, statistics[tile])
+        _measure_tile_(problem, tile, student, teacher, scratch, statistics[tile])
         if halves:
             problem.head.pull_back_(slice_rows(both, slice(0, 2 * size)), pulled[: 2 * size])
             halves[0][tile], halves[1][tile] = pulled[:size], pulled[size : 2 * size]

@@ -68,25 +68,24 @@ def finite_maximum(maximum: Tensor) -> Tensor:
     return maximum.masked_fill(maximum == -torch.inf, 0.0)
 
 
-def measure_and_exponentiate_(student: Parts, teacher: Parts, teacher_exp: Parts, statistics: Tensor) -> None:
+def measure_and_exponentiate_(student: Parts, teacher: Parts, teacher_exp: Parts, scratch: Parts, statistics: Tensor) -> None:
     """student := exp(s - m) in place, teacher_exp := exp(t - k); the five numbers of each row go to `statistics` [r, 5].
 
-    All are [blocks, r, columns] in one layout and in the compute dtype; `teacher` is only read.
+    All are [blocks, r, columns] in one layout and in the compute dtype. `teacher` is only read; `scratch` is overwritten.
     """
     teacher_max = row_amax(teacher)
     student_max = row_amax(student)
     teacher_origin = finite_maximum(teacher_max).unsqueeze(-1)
     student_origin = finite_maximum(student_max).unsqueeze(-1)
-    products = []
-    for student_part, teacher_part, exp_part in zip(student, teacher, teacher_exp, strict=True):
+    for student_part, teacher_part, exp_part, product in zip(student, teacher, teacher_exp, scratch, strict=True):
         torch.sub(teacher_part, teacher_origin, out=exp_part).exp_()
-        products.append(student_part.sub_(student_origin) * exp_part)
-    dot = row_sum(tuple(products))
+        torch.mul(student_part.sub_(student_origin), exp_part, out=product)
+    dot = row_sum(scratch)
     if bool(dot.isnan().any()):
         # Either 0 * (-inf), which counts as 0, or a real NaN, which stays: it is in the row's maximum, hence in every weight.
-        for product, exp_part in zip(products, teacher_exp, strict=True):
+        for product, exp_part in zip(scratch, teacher_exp, strict=True):
             product.masked_fill_(exp_part == 0, 0.0)
-        dot = row_sum(tuple(products))
+        dot = row_sum(scratch)
     for student_part in student:
         student_part.exp_()
     torch.stack((student_max, row_sum(student), teacher_max, row_sum(teacher_exp), dot), dim=-1, out=statistics)
@@ -100,26 +99,30 @@ def softmax_difference_(student: Parts, teacher: Parts, student_scale: Tensor, t
 
 def combine_row_statistics(statistics: Tensor, tp_group: dist.ProcessGroup | None) -> CombinedRows:
     """Join the five numbers of each row [n, 5] over the ranks of `tp_group`: one gather, then the same arithmetic on every rank."""
-    if is_tensor_parallel(tp_group):
-        gathered = statistics.new_empty(dist.get_world_size(tp_group), *statistics.shape)
-        dist.all_gather(list(gathered.unbind(0)), statistics.contiguous(), group=tp_group)
-        rank = dist.get_rank(tp_group)
-    else:
-        gathered, rank = statistics.unsqueeze(0), 0
+    if not is_tensor_parallel(tp_group):
+        _, student_total, _, teacher_total, dot = statistics.unbind(-1)
+        return _combined(student_total, teacher_total, dot, 1.0, 1.0)
+    gathered = statistics.new_empty(dist.get_world_size(tp_group), *statistics.shape)
+    dist.all_gather(list(gathered.unbind(0)), statistics.contiguous(), group=tp_group)
     student_max, student_sum, teacher_max, teacher_sum, dot = gathered.unbind(-1)
     student_origin = finite_maximum(student_max.amax(dim=0))
     student_share = (student_max - student_origin).exp()
     teacher_share = (teacher_max - finite_maximum(teacher_max.amax(dim=0))).exp()
-    student_total = (student_share * student_sum).sum(dim=0)
-    teacher_total = (teacher_share * teacher_sum).sum(dim=0)
     moved_dot = dot + teacher_sum * (finite_maximum(student_max) - student_origin)
     # A shard whose whole teacher mass underflows beside another's is as absent as a column whose probability underflows.
     total_dot = (teacher_share * moved_dot).masked_fill(teacher_share == 0, 0.0).sum(dim=0)
-    cross_entropy = student_total.log() - total_dot / teacher_total
-    cross_entropy = cross_entropy.masked_fill(total_dot == -torch.inf, torch.inf)
+    student_total, teacher_total = (student_share * student_sum).sum(dim=0), (teacher_share * teacher_sum).sum(dim=0)
+    rank = dist.get_rank(tp_group)
+    return _combined(student_total, teacher_total, total_dot, student_share[rank], teacher_share[rank])
+
+
+def _combined(
+    student_total: Tensor, teacher_total: Tensor, dot: Tensor, student_share: Tensor | float, teacher_share: Tensor | float
+) -> CombinedRows:
+    cross_entropy = (student_total.log() - dot / teacher_total).masked_fill_(dot == -torch.inf, torch.inf)
     # A student row of -inf alone has no softmax; its share of the gradient is 0.
-    student_scale = (student_share[rank] / student_total).masked_fill(student_total == 0, 0.0)
-    return CombinedRows(cross_entropy, student_scale, teacher_share[rank] / teacher_total)
+    student_scale = (student_share / student_total).masked_fill_(student_total == 0, 0.0)
+    return CombinedRows(cross_entropy, student_scale, teacher_share / teacher_total)
 
 
 class VocabParallelSoftCE(torch.autograd.Function):
@@ -144,13 +147,15 @@ class VocabParallelSoftCE(torch.autograd.Function):
         keep = with_gradient and num_rows <= token_chunk_size
         block_rows = min(token_chunk_size, elementwise_block_rows(vocab_size, student_logits.device))
         tiles = supervision.scale.new_empty(2, 1, num_rows if keep else min(num_rows, block_rows), vocab_size)
+        scratch = supervision.scale.new_empty(1, min(num_rows, block_rows), vocab_size)
         statistics = supervision.scale.new_empty(num_rows, NUM_STATISTICS)
         for rows in row_slices(num_rows, block_rows):
             place = rows if keep else slice(0, rows.stop - rows.start)
             student_tile, teacher_tile = tiles[0, :, place], tiles[1, :, place]
             student_tile[0].copy_(student.take(rows))
             teacher_rows = teacher.take(rows).to(tiles.dtype).unsqueeze(0)
-            measure_and_exponentiate_((student_tile,), (teacher_rows,), (teacher_tile,), statistics[rows])
+            products = scratch[:, : rows.stop - rows.start]
+            measure_and_exponentiate_((student_tile,), (teacher_rows,), (teacher_tile,), (products,), statistics[rows])
         combined = combine_row_statistics(statistics, tp_group)
         ctx.shape, ctx.dtype, ctx.supervision = student_logits.shape, student_logits.dtype, supervision
         ctx.block_rows, ctx.keep = block_rows, keep
