@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from tests.dist.harness import RankContext
 from xtok.train.loop import run_training
 from xtok.train.runtime import start_runtime
 
-__all__ = ["read_metrics", "run_in_rank"]
+__all__ = ["run_in_rank"]
 
 
 def run_in_rank(context: RankContext, document: dict[str, Any]) -> dict[str, Any]:
@@ -21,9 +19,3 @@ def run_in_rank(context: RankContext, document: dict[str, Any]) -> dict[str, Any
     torch.use_deterministic_algorithms(True, warn_only=True)
     config = TrainConfig.model_validate(document)
     return run_training(config, start_runtime(config.parallel))
-
-
-def read_metrics(output: Path, kind: str = "train") -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl of one kind, by step."""
-    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]

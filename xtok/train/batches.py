@@ -12,13 +12,14 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from xtok.batch import BatchedDataDict
+from xtok.errors import ConfigError
 from xtok.loader import AlignedShardLoader
 
 __all__ = ["StepBatch", "StepBatches", "deal_rows"]
@@ -58,7 +59,7 @@ def deal_rows(lengths: Sequence[int], num_bins: int) -> list[list[int]]:
 class StepBatches:
     """Iterates over `StepBatch`es without end (or one epoch), reading ahead in a thread.
 
-    Raises what the loader raises, in the step that needed the row.
+    Raises ConfigError for a dataset without a usable row, and what the loader raises, in the step that needed the row.
     """
 
     def __init__(
@@ -86,6 +87,10 @@ class StepBatches:
             shuffle_row_groups=shuffle_row_groups,
             drop_last=False,
         )
+        if self.loader.num_rows == 0:
+            raise ConfigError(
+                f"{url} has no row that the student and teachers {list(teachers)} all accept: there is nothing to learn"
+            )
         manifest = self.loader.dataset.manifest
         self._pad_values = {"input_ids": manifest.student.pad_token_id}
         self._pad_values |= {f"teacher_{i}_input_ids": manifest.teachers[i].pad_token_id for i in teachers}
@@ -108,7 +113,7 @@ class StepBatches:
                     return
                 if isinstance(item, BaseException):
                     raise item
-                yield StepBatch(**{**item.__dict__, "wait_seconds": time.perf_counter() - began})
+                yield replace(item, wait_seconds=time.perf_counter() - began)
         finally:
             stop.set()
             thread.join(timeout=10)
@@ -133,8 +138,6 @@ class StepBatches:
 
     def _steps(self) -> Iterator[StepBatch]:
         while True:
-            if self.loader.num_rows == 0:
-                return
             yield from self._epoch()
             if self._one_epoch:
                 return

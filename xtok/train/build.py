@@ -12,23 +12,24 @@ from pydantic import ValidationError
 from torch import nn
 
 from schemas.manifest import Manifest
+from schemas.plan import PlannedSide
 from schemas.train_config import TrainConfig
 from xtok import storage
 from xtok.draft.config import DFlashConfig, DSparkConfig
 from xtok.draft.dflash import DFlashDraftModel
 from xtok.draft.dspark import DSparkDraftModel
 from xtok.draft.export import load_draft
-from xtok.errors import ConfigError, FingerprintMismatchError, XtokError
+from xtok.errors import ConfigError, DamagedPartError, FingerprintMismatchError, XtokError
 from xtok.losses.cross_tokenizer import CrossTokenizerDistillationConfig, CrossTokenizerDistillationLoss
 from xtok.projection import Projection, build_projection, read_projection
 from xtok.shards.read import open_dataset
 from xtok.tokenizers import TokenizerAdapter, load_tokenizer
-from xtok.train.models import CausalBody, Teacher, load_model
+from xtok.train.models import CausalBody, Teacher, check_head_size, load_model
 from xtok.train.objective import Objective
-from xtok.train.parallel import checkpoint_activations, shard_module, trainable_parameters
+from xtok.train.parallel import checkpoint_activations, shard_module
 from xtok.train.runtime import Runtime
 
-__all__ = ["Training", "build_training", "check_dataset", "config_digest"]
+__all__ = ["Training", "build_models", "build_training", "check_dataset", "config_digest"]
 
 DraftModel = DFlashDraftModel | DSparkDraftModel
 # What may differ between a run and its continuation.
@@ -37,80 +38,91 @@ NOT_IN_DIGEST = ("output", "parallel", "checkpoint", "evaluation", "log_every_st
 
 @dataclass(frozen=True)
 class Training:
-    """Models, objective and named parameters of one rank. draft_model: the draft behind its sharding, None without one."""
+    """Objective and models of one rank. draft: None without one."""
 
     objective: Objective
     student: CausalBody
     draft: nn.Module | None
-    parameters: dict[str, nn.Parameter]
-    tokenizer_folder: str
-    model_dtype: torch.dtype
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The modules that train or are sharded."""
+        """The sharded modules."""
         return [self.student] if self.draft is None else [self.student, self.draft]
 
 
 def config_digest(config: TrainConfig) -> str:
-    """sha256 of what must be the same when a run goes on: everything but layout, output, logging, evaluation and checkpoints."""
+    """sha256 of what must be the same when a run goes on: the dataset's manifest, and the configuration without layout, output,
+    logging, evaluation and checkpoints."""
     document = config.model_dump(mode="json", exclude=set(NOT_IN_DIGEST))
+    document["manifest_sha256"] = storage.sha256(storage.join(config.dataset, "manifest.json"))
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def check_dataset(config: TrainConfig) -> tuple[Manifest, TokenizerAdapter, list[TokenizerAdapter]]:
-    """The dataset's manifest and the models' tokenizers, compared. Needs no model.
+    """The dataset's manifest and the models' tokenizers, compared, for the held-out dataset too. Needs no model.
 
-    Raises UnpublishedDatasetError, ConfigError (a teacher that the dataset lacks) and FingerprintMismatchError (both values).
+    Raises UnpublishedDatasetError, DamagedPartError (a file that is missing or of another size), ConfigError (a teacher that the
+    dataset lacks) and FingerprintMismatchError (both values).
     """
-    manifest = open_dataset(config.dataset).manifest
-    if config.teachers and len(config.teachers) != len(manifest.teachers):
-        names = [side.name for side in manifest.teachers]
-        raise ConfigError(
-            f"{config.dataset} has {len(manifest.teachers)} teachers ({', '.join(names)}), the configuration {len(config.teachers)}: "
-            "list one model for each, in that order"
-        )
+    manifest = _published(config, config.dataset)
     student = load_tokenizer(config.student.tokenizer or config.student.model, revision=config.student.revision)
-    _same("student", student, manifest.student.content_fingerprint, manifest.student.name, config.dataset)
-    teachers = []
-    for index, (teacher, side) in enumerate(zip(config.teachers, manifest.teachers, strict=False)):
-        adapter = load_tokenizer(teacher.tokenizer or teacher.model, revision=teacher.revision)
-        _same(f"teacher {index}", adapter, side.content_fingerprint, side.name, config.dataset)
-        teachers.append(adapter)
+    teachers = [load_tokenizer(teacher.tokenizer or teacher.model, revision=teacher.revision) for teacher in config.teachers]
+    held_out = [] if config.evaluation is None else [config.evaluation.dataset]
+    for dataset in (config.dataset, *held_out):
+        checked = manifest if dataset == config.dataset else _published(config, dataset)
+        _same("student", student, checked.student, dataset)
+        for index, (teacher, side) in enumerate(zip(teachers, checked.teachers, strict=False)):
+            _same(f"teacher {index}", teacher, side, dataset)
     return manifest, student, teachers
 
 
-def _same(who: str, adapter: TokenizerAdapter, fingerprint: str, name: str, dataset: str) -> None:
-    if adapter.content_fingerprint != fingerprint:
+def _published(config: TrainConfig, url: str) -> Manifest:
+    """The manifest of a dataset whose files are there and that has the configured teachers."""
+    manifest = open_dataset(url).manifest
+    if config.teachers and len(config.teachers) != len(manifest.teachers):
+        names = [side.name for side in manifest.teachers]
+        raise ConfigError(
+            f"{url} has {len(manifest.teachers)} teachers ({', '.join(names)}), the configuration {len(config.teachers)}: "
+            "list one model for each, in that order"
+        )
+    for part in manifest.parts:
+        for file in (part.student_file, *part.teacher_files):
+            if file is None:
+                continue
+            path = storage.join(url, file.path)
+            found = storage.size(path) if storage.exists(path) else None
+            if found != file.num_bytes:
+                raise DamagedPartError(
+                    f"{path} (part {part.index}) {'is missing' if found is None else f'has {found} bytes, not {file.num_bytes}'}: "
+                    f"rebuild that part alone with `xtok repair {url} --part {part.index}`"
+                )
+    return manifest
+
+
+def _same(who: str, adapter: TokenizerAdapter, side: PlannedSide, dataset: str) -> None:
+    if adapter.content_fingerprint != side.content_fingerprint:
         raise FingerprintMismatchError(
             f"the {who}'s tokenizer {adapter.name} (fingerprint {adapter.content_fingerprint}) is not the one that made {dataset}: "
-            f"{name} (fingerprint {fingerprint}). Train with that model, or preprocess again with this tokenizer."
+            f"{side.name} (fingerprint {side.content_fingerprint}). Train with that model, or preprocess again with this tokenizer."
         )
 
 
+def _check_mask_token(mask_token_id: int, tokenizer: TokenizerAdapter) -> None:
+    for role, token in (("padding", tokenizer.pad_token_id), ("end of text", tokenizer.eos_token_id)):
+        if mask_token_id == token:
+            raise ConfigError(f"draft.mask_token_id {mask_token_id} is the student's {role} token: choose a reserved id")
+
+
 def build_training(config: TrainConfig, runtime: Runtime) -> Training:
-    """Load, check and shard. Weights made fresh are the same on every rank (seeded by `config.seed`)."""
+    """Load, check and shard all that a run needs. Weights made fresh are the same on every rank (seeded by `config.seed`)."""
     manifest, student_tokenizer, teacher_tokenizers = check_dataset(config)
     loss_fn = _loss(config, manifest, student_tokenizer, teacher_tokenizers)
-    torch.manual_seed(config.seed)
-    model = load_model(config.student, dtype=torch.float32, context_length=manifest.student.context_length)
-    draft = _draft(config, model) if config.trains_draft else None
-    taps = () if draft is None else draft.config.target_layer_ids
-    student = CausalBody(model, tp_group=runtime.tp_group, tap_layer_ids=taps)
-    _check_student(config, student, student_tokenizer, draft)
-    student.requires_grad_(config.trains_student).train(config.trains_student)
-    if config.activation_checkpointing and config.trains_student:
-        checkpoint_activations(model)
-    precision = None if config.precision == "float32" else torch.bfloat16
-    shard_module(student.to(runtime.device), student.target.layers, runtime.dp_mesh, precision=precision)
-    if draft is not None:
-        shard_module(draft.to(runtime.device).train(), (), runtime.dp_mesh, precision=precision)
+    student, draft = build_models(config, runtime, student_tokenizer, context_length=manifest.student.context_length)
     teachers = [
-        Teacher(settings, runtime, context_length=side.context_length)
-        for settings, side in zip(config.teachers, manifest.teachers, strict=False)
+        Teacher(settings, runtime, context_length=side.context_length, vocab_size=tokenizer.vocab_size)
+        for settings, side, tokenizer in zip(config.teachers, manifest.teachers, teacher_tokenizers, strict=False)
         if loss_fn is not None
     ]
-    trained: dict[str, nn.Module] = {"student": student} if draft is None else {"student": student, "draft": draft}
     objective = Objective(
         config,
         student=student,
@@ -120,8 +132,26 @@ def build_training(config: TrainConfig, runtime: Runtime) -> Training:
         vocab_size=student_tokenizer.vocab_size,
         tp_group=runtime.tp_group,
     )
-    folder = config.student.tokenizer or config.student.model
-    return Training(objective, student, draft, trainable_parameters(trained), folder, torch.float32)
+    return Training(objective, student, draft)
+
+
+def build_models(
+    config: TrainConfig, runtime: Runtime, tokenizer: TokenizerAdapter, *, context_length: int
+) -> tuple[CausalBody, nn.Module | None]:
+    """What trains: the student, sharded, and the draft or None."""
+    torch.manual_seed(config.seed)
+    model = load_model(config.student, dtype=torch.float32, context_length=context_length)
+    draft = _draft(config, model) if config.trains_draft else None
+    student = CausalBody(model, tp_group=runtime.tp_group, tap_layer_ids=() if draft is None else draft.config.target_layer_ids)
+    _check_student(config, student, tokenizer, draft)
+    student.requires_grad_(config.trains_student).train(config.trains_student)
+    if config.activation_checkpointing and config.trains_student:
+        checkpoint_activations(model)
+    precision = None if config.precision == "float32" else torch.bfloat16
+    shard_module(student.to(runtime.device), student.target.layers, runtime.dp_mesh, precision=precision)
+    if draft is not None:
+        shard_module(draft.to(runtime.device).train(), (), runtime.dp_mesh, precision=precision)
+    return student, draft
 
 
 def _check_student(config: TrainConfig, student: CausalBody, tokenizer: TokenizerAdapter, draft: DraftModel | None) -> None:
@@ -130,16 +160,13 @@ def _check_student(config: TrainConfig, student: CausalBody, tokenizer: Tokenize
         raise ConfigError(
             f"{config.student.model} caps its logits: such students cannot be distilled tile by tile; train only its draft"
         )
-    if target.vocab_size < tokenizer.vocab_size:
-        raise ConfigError(
-            f"{config.student.model} has {target.vocab_size} head rows for a tokenizer of {tokenizer.vocab_size} ids"
-        )
-    try:
-        target.check_head()
-        if draft is not None:
+    check_head_size(config.student, student, tokenizer.vocab_size)
+    if draft is not None:
+        try:
             target.check_draft(draft.config)
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"{config.student.model} cannot be trained: {error}") from error
+        except ValueError as error:
+            raise ConfigError(f"draft: {error}") from error
+        _check_mask_token(draft.config.mask_token_id, tokenizer)
 
 
 def _loss(

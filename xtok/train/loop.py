@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from xtok import storage
 from xtok.errors import TrainingError
 from xtok.train.batches import StepBatches
 from xtok.train.build import Training, build_training, config_digest
-from xtok.train.checkpoint import Checkpoints, Progress
-from xtok.train.export import export_models
+from xtok.train.checkpoint import CHECKPOINT_FOLDER, Checkpoints, Progress
+from xtok.train.export import EXPORT_FOLDER, export_models
 from xtok.train.metrics_log import MetricsLog
 from xtok.train.optimizer import build_optimizer
+from xtok.train.parallel import trainable_parameters
 from xtok.train.runtime import Runtime
 from xtok.train.step import evaluate, train_step
 
@@ -22,20 +24,23 @@ __all__ = ["run_training"]
 
 
 def run_training(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
-    """Train to `config.steps`, from the newest checkpoint of `config.output` where there is one.
+    """Train to `config.steps`, from the newest checkpoint of `config.output` where there is one. A run that is done exports again.
 
-    Returns {"step", "resumed_from", "exported", "evaluation"}. Raises the typed errors of its parts.
+    Returns {"step", "resumed_from", "exported", "evaluation"} (the last evaluation of this call, or None). Raises the typed errors of
+    its parts.
     """
     training = build_training(config, runtime)
-    optimizer = build_optimizer(training.parameters, config.optimizer, draft_learning_rate=config.draft.learning_rate)
+    parameters = trainable_parameters(training.student, training.draft)
+    optimizer = build_optimizer(parameters, config.optimizer, draft_learning_rate=config.draft.learning_rate)
     storage.make_folder(config.output)
     checkpoints = Checkpoints(
-        storage.join(config.output, "checkpoints"),
+        storage.join(config.output, CHECKPOINT_FOLDER),
         config.checkpoint,
-        training.parameters,
+        parameters,
         optimizer,
         is_main=runtime.is_main,
-        group=runtime.checkpoint_group,
+        writer_group=runtime.checkpoint_group,
+        control_group=runtime.control_group,
     )
     digest = config_digest(config)
     progress = Progress(config_digest=digest)
@@ -52,10 +57,7 @@ def run_training(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
     finally:
         log.close()
     exported = export_models(
-        training,
-        storage.join(config.output, "export"),
-        is_main=runtime.is_main,
-        student=config.export_student and config.trains_student,
+        config, training.student, training.draft, folder=storage.join(config.output, EXPORT_FOLDER), is_main=runtime.is_main
     )
     return {"step": progress.step, "resumed_from": resumed_from, "exported": exported, "evaluation": evaluation}
 
@@ -73,6 +75,8 @@ def _steps(
     evaluation = None
     if progress.step == 0:
         evaluation = _evaluate(config, runtime, training, progress, log)
+    evaluate_every = None if config.evaluation is None else config.evaluation.every_steps
+    saving_seconds = 0.0
     if progress.step < config.steps:
         batches = StepBatches(
             config.dataset,
@@ -90,19 +94,27 @@ def _steps(
             progress.step += 1
             progress.num_tokens += batch.num_tokens
             progress.loader = batch.state
+            began = time.perf_counter()
+            checkpoints.publish_if_ready()
+            values["seconds_saving"] = saving_seconds + time.perf_counter() - began
             if progress.step % config.log_every_steps == 0 or progress.step == config.steps:
                 log.write(progress.step, values)
-            checkpoints.publish_if_ready()
             is_last = progress.step == config.steps
-            every = None if config.evaluation is None else config.evaluation.every_steps
-            if is_last or (every is not None and progress.step % every == 0):
-                evaluation = _evaluate(config, runtime, training, progress, log) or evaluation
-            if is_last or (config.checkpoint.every_steps is not None and progress.step % config.checkpoint.every_steps == 0):
+            if is_last or _is_due(progress.step, evaluate_every):
+                evaluation = _evaluate(config, runtime, training, progress, log)
+            is_best = config.checkpoint.keep_best and progress.best_step == progress.step
+            began = time.perf_counter()
+            if is_last or is_best or _is_due(progress.step, config.checkpoint.every_steps):
                 checkpoints.save(progress)
+            saving_seconds = time.perf_counter() - began
             if is_last:
                 break
     checkpoints.finish()
     return evaluation
+
+
+def _is_due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
 
 
 def _teachers(training: Training) -> list[int]:

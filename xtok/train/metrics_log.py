@@ -1,4 +1,17 @@
-"""Metrics of a run: one JSON object a step in `metrics.jsonl`, TensorBoard where it is installed, and a progress bar."""
+"""Metrics of a run: one JSON object a step in `metrics.jsonl`, TensorBoard where it is installed, and a progress bar.
+
+Every line has step, kind ("train" or "evaluation"; evaluation of step 0 is that of the untrained models) and time (seconds since 1970).
+Losses are in nats, ratios of sums over the ranks, micro-batches and rows of the step:
+- loss; kd_loss (all teachers, by weight), kd_loss_{i}, teacher_weight_{i}; ce_loss; draft_loss (DSpark also draft_l1 and
+  draft_confidence_bce); tau, the expected accepted length with greedy drafts, of `draft_tau_greedy` and `draft_tau_overlap` (sampled);
+  `draft_{greedy,overlap}_acceptance_by_slot`, a list; evaluation only: perplexity.
+- coverage_{i}: share of supervised tokens in a valid chunk of teacher i; top1_agreement_{i}; num_valid_chunks_{i} (a micro-batch);
+  teacher_mass_outside_{i}: of the columns not compared; empty_chunks_{i}.
+- of a step only: grad_norm (before clipping), lr (of the student, or the draft alone), tokens (student tokens, padding left out),
+  tokens_per_s, seconds (of the step), and of it or beside it seconds_waiting (for the batch), seconds_counting (normalizers),
+  seconds_saving (the checkpoint that the step before started, as far as it held training up).
+A value that nothing counted for is null.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +35,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def summarize(metrics: Mapping[str, MetricSum]) -> dict[str, Any]:
-    """Ratios of summed metrics as plain numbers: lists for metrics by slot; NaN (nothing counted) becomes null in JSON."""
+    """Ratios of summed metrics as plain numbers: lists for metrics by slot; what is no finite number (NaN: nothing counted) is None."""
     values: dict[str, Any] = {}
     for name, metric in metrics.items():
         ratio = metric.value().tolist()
@@ -31,7 +44,7 @@ def summarize(metrics: Mapping[str, MetricSum]) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return value if math.isfinite(value) else None
 
 
 class MetricsLog:
@@ -48,7 +61,7 @@ class MetricsLog:
         self._lines = _kept_lines(self._path, first_step)
         storage.write_atomic(str(self._path), b"".join(self._lines))
         self._stream = storage.open_append(str(self._path))
-        self._board = _tensorboard(folder)
+        self._board = _tensorboard(folder, first_step)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
         self._bar.start()
@@ -90,14 +103,14 @@ def _kept_lines(path: Path, first_step: int) -> list[bytes]:
             record = json.loads(line)
         except ValueError:
             continue
-        if record["step"] <= first_step and line.endswith(b"\n"):
+        if isinstance(record, dict) and record.get("step", math.inf) <= first_step and line.endswith(b"\n"):
             kept.append(line)
     return kept
 
 
-def _tensorboard(folder: str) -> Any:
+def _tensorboard(folder: str, first_step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None  # the extra `train` brings it
-    return SummaryWriter(str(Path(folder) / "tensorboard"))
+    return SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=first_step + 1)

@@ -19,10 +19,10 @@ from xtok.draft.target import FrozenTarget
 from xtok.errors import ConfigError
 from xtok.losses.cross_tokenizer import HiddenLogits
 from xtok.losses.cross_tokenizer.collectives import SumHiddenGradient
-from xtok.train.parallel import shard_module
+from xtok.train.parallel import register_output, reshard, shard_module
 from xtok.train.runtime import Runtime
 
-__all__ = ["BodyOutput", "CausalBody", "Teacher", "load_model"]
+__all__ = ["BodyOutput", "CausalBody", "Teacher", "check_head_size", "load_model"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class BodyOutput:
     hidden: Tensor
     head: Tensor
     context: Tensor | None
+
+
+register_output(BodyOutput)
 
 
 def load_model(settings: TrainModel, *, dtype: torch.dtype, context_length: int) -> Any:
@@ -59,12 +62,18 @@ class CausalBody(nn.Module):
     """A causal language model without its logits: forward gives hidden states, this tp rank's head rows, and tapped layers.
 
     The gradient of the head rows is summed over `tp_group`, so that every tp rank holds the whole (possibly tied) head's gradient.
+    Raises ConfigError for a model that is no decoder with a plain linear head, or does more to its logits than head and softcap.
     """
 
     def __init__(self, model: Any, *, tp_group: dist.ProcessGroup | None = None, tap_layer_ids: Sequence[int] = ()) -> None:
         super().__init__()
         self.model = model
-        self.target = FrozenTarget(model)
+        name = model.config.name_or_path or type(model).__name__
+        try:
+            self.target = FrozenTarget(model)
+            self.target.check_head()
+        except ValueError as error:
+            raise ConfigError(f"{name} cannot be used: {error}") from error
         self.tap_layer_ids = list(tap_layer_ids)
         self._tp_group = tp_group
         vocab_size = self.target.vocab_size
@@ -83,40 +92,42 @@ class CausalBody(nn.Module):
         return BodyOutput(hidden, weight[self.head_rows], context)
 
 
-class Teacher:
-    """A frozen teacher: rows of tokens in, `HiddenLogits` (or capped logits) out, no graph."""
+def check_head_size(settings: TrainModel, body: CausalBody, vocab_size: int) -> None:
+    """ConfigError when the model has no logit for some id of its tokenizer."""
+    if body.target.vocab_size < vocab_size:
+        raise ConfigError(f"{settings.model} has {body.target.vocab_size} head rows for a tokenizer of {vocab_size} ids")
 
-    def __init__(self, settings: TeacherModel, runtime: Runtime, *, context_length: int) -> None:
+
+class Teacher:
+    """A frozen teacher: rows of tokens in, `HiddenLogits` (or capped logits) out, no graph.
+
+    vocab_size: ids of its tokenizer. Raises ConfigError when it cannot be loaded or used, or its head is smaller than that.
+    """
+
+    def __init__(self, settings: TeacherModel, runtime: Runtime, *, context_length: int, vocab_size: int) -> None:
         self.settings = settings
         self._device = runtime.device
         model = load_model(settings, dtype=getattr(torch, settings.dtype), context_length=context_length)
         model.eval().requires_grad_(False)
         self._body = CausalBody(model)
+        check_head_size(settings, self._body, vocab_size)
         if not settings.offload:
             self._body.to(runtime.device)
         self._sharded = settings.shard and runtime.dp_size > 1
         if self._sharded:
-            self._body.to(runtime.device)
             shard_module(self._body, self._body.target.layers, runtime.dp_mesh, precision=None)
-
-    @property
-    def vocab_size(self) -> int:
-        """Columns of its head."""
-        return self._body.target.vocab_size
 
     @torch.no_grad()
     def logits(self, input_ids: Tensor) -> HiddenLogits | Tensor:
         """`HiddenLogits`, or whole logits `[B, T, V]` for a model that caps them."""
-        moves = self.settings.offload and not self._sharded
-        if moves:
+        if self.settings.offload:
             self._body.to(self._device)
         out = self._body(input_ids)
-        hidden, head = out.hidden.detach(), out.head.detach()
-        if self._sharded or moves:
-            head = head.clone()  # the storage goes back to the shards, or to the CPU
-        if moves:
-            self._body.to("cpu")
+        hidden, head = out.hidden, out.head
+        if self._sharded:
+            head = head.clone()  # the gathered storage goes back
+            reshard([self._body])
+        elif self.settings.offload:
+            self._body.to("cpu")  # `head` keeps what it needs on the device
         target = self._body.target
-        if target.softcap is None:
-            return HiddenLogits(hidden.to(head.dtype), head)
-        return target.logits(hidden, head)
+        return HiddenLogits(hidden.to(head.dtype), head) if target.softcap is None else target.logits(hidden, head)

@@ -89,9 +89,11 @@ class Objective:
             loss, found = self._distill(body, batch, counts)
             parts.append(loss)
             metrics |= found
-        elif self.config.objectives.ce:
+        if self.loss_fn is None and self.config.objectives.ce:
             loss, metrics["ce_loss"] = self._cross_entropy(body, batch, counts)
             parts.append(self.config.objectives.ce * loss)
+        elif "ce_loss" not in metrics and not torch.is_grad_enabled():
+            metrics["ce_loss"] = self._cross_entropy(body, batch, counts)[1]  # an evaluation shows it, whatever is trained
         if self.draft is not None:
             loss, found = self._draft(body, batch, counts, epoch)
             parts.append(float(self.config.objectives.draft or 0.0) * loss)
@@ -106,7 +108,7 @@ class Objective:
         for index, (teacher, projection) in enumerate(zip(self.teachers, projections, strict=True)):
             logits.append(teacher.logits(batch["input_ids" if projection is None else f"teacher_{index}_input_ids"]))
         chunks = [None if p is None else counts.chunks[i] for i, p in enumerate(projections)]
-        return self.loss_fn(
+        loss, metrics = self.loss_fn(
             student_logits=HiddenLogits(body.hidden, body.head),
             teacher_logits=logits,
             batch=batch,
@@ -114,6 +116,10 @@ class Objective:
             num_valid_chunks=chunks,
             tp_group=self._tp_group,
         )
+        config = self.loss_fn.config
+        if not (config.ce_weight > 0 or config.dynamic_scaling or "alm" in self.loss_fn.modes):
+            del metrics["ce_loss"]  # not computed
+        return loss, metrics
 
     def _cross_entropy(self, body: BodyOutput, batch: BatchedDataDict, counts: Counts) -> tuple[Tensor, MetricSum]:
         source = LogitsSource(

@@ -4,17 +4,45 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils._pytree import register_pytree_node
+
+from xtok.draft.model import BlockStates
 
 # Outputs here are views that nothing changes in place (a slice of the head), which is all the warning is about.
 warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
 
-__all__ = ["checkpoint_activations", "reshard", "set_gradient_sync", "shard_module", "trainable_parameters"]
+__all__ = [
+    "checkpoint_activations",
+    "register_output",
+    "reshard",
+    "set_gradient_sync",
+    "shard_module",
+    "trainable_parameters",
+]
+
+
+def register_output(kind: type) -> None:
+    """Let PyTorch look into a dataclass that a sharded module returns: FSDP2 hooks its backward to the tensors it finds in there, and
+    without them (before torch 2.13) a module's gradients would silently never be reduced."""
+    names = [field.name for field in fields(kind)]
+
+    def flatten(value: Any) -> tuple[list[Any], None]:
+        return [getattr(value, name) for name in names], None
+
+    def unflatten(values: Iterable[Any], _: None) -> Any:
+        return kind(**dict(zip(names, values, strict=True)))
+
+    register_pytree_node(kind, flatten, unflatten)
+
+
+register_output(BlockStates)
 
 
 def shard_module(module: nn.Module, layers: Iterable[nn.Module], mesh: DeviceMesh, *, precision: torch.dtype | None) -> None:
@@ -47,11 +75,16 @@ def reshard(modules: Iterable[nn.Module]) -> None:
 
 def checkpoint_activations(model: Any) -> None:
     """Make a layer's activations again in backward instead of keeping them."""
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    settings = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # the newer name of the same
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
 
 
-def trainable_parameters(modules: dict[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """`<prefix>.<name>` -> parameter, those with a gradient only; call once, right after sharding: the objects stay the same."""
+def trainable_parameters(student: nn.Module, draft: nn.Module | None) -> dict[str, nn.Parameter]:
+    """`student.<name>` and `draft.<name>` -> parameter, those with a gradient only; after sharding the objects stay the same."""
+    modules = {"student": student} if draft is None else {"student": student, "draft": draft}
     return {
         f"{prefix}.{name}": parameter
         for prefix, module in modules.items()

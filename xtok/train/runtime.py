@@ -5,7 +5,10 @@ Ranks that share a vocabulary (tp) are neighbours; they see the same rows. Ranks
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -20,12 +23,17 @@ from xtok.errors import ConfigError
 
 __all__ = ["Runtime", "end_with_launcher", "start_runtime", "stop_runtime"]
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.2
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """This rank's place. dp_mesh: the data-parallel mesh of its tp place. tp_group: None when there is one tp rank."""
+    """This rank's place. dp_mesh: the data-parallel mesh of its tp place. tp_group: None when there is one tp rank.
+
+    checkpoint_group: gloo, for the thread that writes checkpoints alone; what the step's thread agrees on meanwhile takes
+    control_group: two threads that share one group would pair each other's messages.
+    """
 
     rank: int
     world_size: int
@@ -38,6 +46,7 @@ class Runtime:
     dp_group: dist.ProcessGroup
     tp_group: dist.ProcessGroup | None
     checkpoint_group: dist.ProcessGroup
+    control_group: dist.ProcessGroup
 
     @property
     def is_main(self) -> bool:
@@ -46,8 +55,10 @@ class Runtime:
 
 
 def end_with_launcher() -> None:
-    """End this process soon after the process that started it is gone, `kill -9` of the launcher included."""
+    """End this process when the process that started it is gone, `kill -9` of the launcher included: at once on Linux, else soon."""
     parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -70,8 +81,14 @@ def start_runtime(settings: ParallelSettings, *, timeout_seconds: float = 600.0)
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("parallel.device is cuda, but torch sees no CUDA device; use cpu or auto")
     use_cuda = settings.device != "cpu" and torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if use_cuda else torch.device("cpu")
+    device = torch.device("cpu")
     if use_cuda:
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        if local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"rank {local_rank} of this machine has no device: there are {torch.cuda.device_count()}; lower parallel.processes"
+            )
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     if not joined:
         _join(world_size, use_cuda, timeout_seconds)
@@ -89,6 +106,7 @@ def start_runtime(settings: ParallelSettings, *, timeout_seconds: float = 600.0)
         dp_group=mesh.get_group("dp"),
         tp_group=mesh.get_group("tp") if tp_size > 1 else None,
         checkpoint_group=dist.new_group(backend="gloo"),
+        control_group=dist.new_group(backend="gloo"),
     )
 
 

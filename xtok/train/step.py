@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from schemas.train_config import TrainConfig
 from xtok.batch import BatchedDataDict
@@ -23,6 +25,7 @@ from xtok.train.runtime import Runtime
 __all__ = ["evaluate", "train_step"]
 
 SHOWN_ROWS = 8
+MAX_LOG_PERPLEXITY = 700.0  # beyond it a float overflows
 
 
 def train_step(
@@ -33,9 +36,8 @@ def train_step(
     Raises TrainingError, on every rank, when the loss or the gradient norm is not finite; nothing is updated then.
     """
     began = time.perf_counter()
-    torch.manual_seed(
-        (config.seed * 1_000_003 + step) * 4096 + runtime.dp_rank
-    )  # dropout of a resumed step is that of the first time
+    # Dropout of a resumed step is that of the first time; tensor-parallel neighbours draw the same.
+    torch.manual_seed(((config.seed * 1_000_003 + step) * 4096 + runtime.dp_rank) % 2**63)
     micro = [part.to(runtime.device) for part in batch.micro_batches]
     counts = _counts(training, micro, batch.epoch, runtime)
     total = torch.zeros((), dtype=torch.float64)
@@ -47,9 +49,8 @@ def train_step(
         torch.autograd.backward(loss * runtime.dp_size)  # sharding averages over dp, the counts already divide by everything
         total += loss.detach().double().cpu()
         metrics = add_metrics(metrics, found)
-    summed = reduce_metrics(
-        {**metrics, "loss": MetricSum(total.to(runtime.device), torch.zeros_like(total).to(runtime.device))}, runtime.dp_group
-    )
+    total = total.to(runtime.device)
+    summed = _reduced({**metrics, "loss": MetricSum(total, torch.zeros_like(total))}, training, runtime)
     value = float(summed.pop("loss").numerator)
     norm = _gradient_norm(training, config)
     _check_finite(value, norm, batch, step)
@@ -60,7 +61,7 @@ def train_step(
     ended = time.perf_counter()
     return {
         "loss": value,
-        **_named(summarize(summed), config),
+        **_named(summed, training),
         "grad_norm": norm,
         "lr": optimizer.param_groups[0]["lr"],
         "tokens": batch.num_tokens,
@@ -73,7 +74,8 @@ def train_step(
 
 @torch.no_grad()
 def evaluate(training: Training, config: TrainConfig, runtime: Runtime, batches: Iterable[StepBatch]) -> dict[str, Any]:
-    """Metrics over a held-out dataset: "loss" as in training, ratios of sums over all its rows, and "perplexity"."""
+    """Metrics over a held-out dataset, as ratios of sums over all its rows: those of training, the "perplexity" exp(ce_loss), and
+    "loss", the sum of kd_loss, ce_loss and draft_loss by the weights of the objectives."""
     modes = [module.training for module in training.modules]
     for module in training.modules:
         module.eval()
@@ -87,7 +89,7 @@ def evaluate(training: Training, config: TrainConfig, runtime: Runtime, batches:
     reshard(training.modules)
     for module, mode in zip(training.modules, modes, strict=True):
         module.train(mode)
-    values = _named(summarize(reduce_metrics(metrics, runtime.dp_group)), config)
+    values = _named(_reduced(metrics, training, runtime), training)
     objectives = config.objectives
     parts = [
         (objectives.distill, values.get("kd_loss")),
@@ -96,7 +98,7 @@ def evaluate(training: Training, config: TrainConfig, runtime: Runtime, batches:
     ]
     values["loss"] = sum(weight * value for weight, value in parts if weight and value is not None)
     if values.get("ce_loss") is not None:
-        values["perplexity"] = float(torch.tensor(values["ce_loss"]).exp())
+        values["perplexity"] = math.exp(min(values["ce_loss"], MAX_LOG_PERPLEXITY))
     return values
 
 
@@ -105,21 +107,48 @@ def _counts(training: Training, micro: list[BatchedDataDict], epoch: int, runtim
     return counted[0].summed(counted[1:], runtime.dp_group)
 
 
-def _named(values: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
-    """Add `kd_loss` (weighted sum over teachers), `draft_loss` and `tau` under the names that every run has."""
-    kd = [value for name, value in sorted(values.items()) if name.startswith("kd_loss_") and value is not None]
-    weights = config.distillation.get("teacher_weights") or [1.0] * len(kd)
+def _reduced(metrics: dict[str, MetricSum], training: Training, runtime: Runtime) -> dict[str, MetricSum]:
+    """Sums over data-parallel ranks. Ranks that selected other teachers have other metrics: each adds zeros for the names it lacks."""
+    loss_fn = training.objective.loss_fn
+    if loss_fn is not None and loss_fn.config.teacher_combination == "select_teacher" and runtime.dp_size > 1:
+        names: list[list[str]] = [[] for _ in range(runtime.dp_size)]
+        dist.all_gather_object(names, sorted(metrics), group=runtime.dp_group)
+        nothing = torch.zeros((), dtype=torch.float64, device=runtime.device)
+        metrics = {name: MetricSum(nothing, nothing) for found in names for name in found} | metrics
+    return reduce_metrics(metrics, runtime.dp_group)
+
+
+def _named(summed: dict[str, MetricSum], training: Training) -> dict[str, Any]:
+    """As plain numbers, with `kd_loss`, `draft_loss` and `tau` added: names that every run has."""
+    values = summarize(summed)
+    kd = {name: pair for name, pair in sorted(summed.items()) if name.startswith("kd_loss_")}
     if kd:
-        values["kd_loss"] = sum(w * v for w, v in zip(weights, kd, strict=False))
-    if config.trains_draft:
-        values.setdefault("draft_loss", values.get("draft_ce"))
-        values["tau"] = values.get("draft_tau_greedy")
+        values["kd_loss"] = _kd_loss(kd, values, training)
+    if "draft_ce" in values:
+        values.setdefault("draft_loss", values["draft_ce"])
+    if "draft_tau_greedy" in values:
+        values["tau"] = values["draft_tau_greedy"]
     return values
+
+
+def _kd_loss(kd: dict[str, MetricSum], values: dict[str, Any], training: Training) -> float | None:
+    """Of all teachers: their sum by (mean) weight, or over the micro-batches of whichever teacher was selected."""
+    assert training.objective.loss_fn is not None
+    combination = training.objective.loss_fn.config.teacher_combination
+    if combination == "select_teacher":
+        pooled = [(float(pair.numerator), float(pair.denominator)) for pair in kd.values()]
+        counted = sum(count for _, count in pooled)
+        return sum(total for total, _ in pooled) / counted if counted else None
+    found = 0.0
+    for name in kd:
+        weight = values[name.replace("kd_loss", "teacher_weight")] if combination == "sum" else 1.0
+        found += weight * values[name] if weight and values[name] is not None else 0.0
+    return found
 
 
 def _gradient_norm(training: Training, config: TrainConfig) -> float:
     """Global norm before clipping; clips when the configuration says so."""
-    parameters = [p for p in training.parameters.values() if p.grad is not None]
+    parameters = [p for module in training.modules for p in module.parameters() if p.grad is not None]
     if not parameters:
         return 0.0
     limit = config.optimizer.clip_norm
@@ -132,5 +161,5 @@ def _check_finite(loss: float, norm: float, batch: StepBatch, step: int) -> None
         rows = ", ".join(map(str, batch.idx[:SHOWN_ROWS])) + (" …" if len(batch.idx) > SHOWN_ROWS else "")
         raise TrainingError(
             f"step {step}: loss {loss}, gradient norm {norm}; nothing was updated. Rows of this batch (idx): {rows}. "
-            "The last checkpoint is kept: lower the learning rate or look at these rows with `xtok inspect`"
+            "The last checkpoint is kept: lower the learning rate, or look at these rows with `xtok inspect`"
         )

@@ -45,6 +45,7 @@ def make_model(folder: Path, tokenizer: str, *, seed: int, hidden: int = 16, lay
 
 def make_world(folder: Path, *, num_rows: int = 64) -> dict[str, Any]:
     """Dataset (student chatml_bpe, teacher 0 spm_bpe, teacher 1 of the student's tokenizer), held-out dataset, three models."""
+    folder.mkdir(parents=True, exist_ok=True)
     rows = (BUNDLED / "udhr.jsonl").read_text().splitlines()[: num_rows + 16]
     tokenizers = BUNDLED / "tokenizers"
     side = {"context_length": CONTEXT}
@@ -75,6 +76,12 @@ def make_world(folder: Path, *, num_rows: int = 64) -> dict[str, Any]:
         make_model(folder / "teacher1", "chatml_bpe", seed=3, tied=False),
     ]
     return world
+
+
+def read_metrics(output: Path, kind: str = "train") -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl of one kind, by step."""
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
 
 
 def make_config(world: dict[str, Any], output: Path, **changes: Any) -> dict[str, Any]:
