@@ -105,6 +105,13 @@ class RemoteReader(io.RawIOBase):
         self._position = max(0, start + offset)
         return self._position
 
+    def readall(self) -> bytes:
+        """The rest of the file, in large blocks (the inherited one asks for 8 kB a call)."""
+        blocks = []
+        while block := self.read(BLOCK_BYTES):
+            blocks.append(block)
+        return b"".join(blocks)
+
     def readinto(self, buffer: Any) -> int:
         """Fills `buffer` as far as the file goes; the number of bytes read, 0 at the end."""
         view = memoryview(buffer).cast("B")

@@ -19,7 +19,9 @@ __all__ = ["RetryPolicy", "is_transient", "retried"]
 
 Result = TypeVar("Result")
 _STATUSES = frozenset([408, 425, 429, 500, 502, 503, 504])
-_NUMBERS = frozenset([errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, errno.EPIPE, getattr(errno, "EREMOTEIO", errno.EIO)])
+_NUMBERS = frozenset(
+    [errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, errno.EPIPE, getattr(errno, "EREMOTEIO", errno.EIO)]
+)
 # Clients bring trees of their own, and we import none of them: aiohttp, botocore (HTTPClientError: time-outs, lost connections;
 # ResponseParserError: half an answer), requests and httpx, huggingface_hub.
 _NAMES = frozenset(
