@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import boto3
 import pytest
+import s3fs
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -110,6 +111,7 @@ def running_server() -> Iterator[S3Server]:
                 patch.setenv(name, value)
             for name in [name for name in os.environ if name.startswith("AWS_") and name not in variables]:
                 patch.delenv(name)
+            s3fs.S3FileSystem.clear_instance_cache()  # a client keeps the server that it met first
             yield server
     finally:
         server.stop()
