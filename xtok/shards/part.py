@@ -104,7 +104,8 @@ class _PartBuild:
         self._missing = [index for index in with_files if index not in held.teachers]
         # Windows are cut where all sides agree, so a split part needs all of them even to build one.
         encoded = with_files if job.config.overlength == "split" else self._missing
-        self._body = self._make_body(encoded)
+        with stage("load tokenizers"):
+            self._body = self._make_body(encoded)
         self._paths: dict[str, Path] = {}
         self._writers: dict[str, TableWriter] = {}
         missing: list[int | None] = [*([] if held.student else [None]), *self._missing]

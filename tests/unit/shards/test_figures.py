@@ -101,3 +101,17 @@ def test_seconds_are_those_of_the_parts(built: tuple[Path, Manifest, Figures]) -
 
 def _counts(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Counter[int]:
     return Counter({int(length): int(lengths[length]) for length in np.flatnonzero(lengths)})
+
+
+def test_chats_agree_with_their_manifest(tmp_path: Path, repository: Path) -> None:
+    """What counts in a chat is decided by its regions; the figures read it from the files."""
+    source = repository / "infra" / "bundled" / "chats.jsonl"
+    changes = {"mode": "chat", "teachers": ["spm_bpe", "unigram_nfkc"], "part_bytes": 20_000, "row_group_rows": 8}
+    manifest = build(tmp_path / "out", source, **changes)
+    figures = dataset_figures(manifest, str(tmp_path / "out"), config_for(tmp_path / "out", source, **changes).student, SerialRunner())
+    assert len(manifest.parts) > 1
+    for index, teacher in figures.teachers.items():
+        totals, [pairs] = manifest.teacher_totals[index], teacher.sources.values()
+        assert totals.num_supervised > 0
+        for name in ("num_supervised", "num_covered", "num_chunks", "num_one_to_one"):
+            assert getattr(pairs, name) == getattr(totals, name), name
