@@ -39,7 +39,7 @@ class SideCounts(_Frozen):
     num_special_in_text: tokens of the content that are special ids (the text spells a special token out).
     num_backend_fallbacks: parts done again with the reference tokenizer; backend_difference: the first difference that made it so.
     Chat mode: num_rendered: rows that this side's template rendered, those refused later counted. num_mask_tokens: tokens under
-    this side's own mask, specials counted; num_thinking_tokens: those of them in regions `reasoning` and `close`.
+    this side's own mask, specials counted; num_thinking_tokens: those of them from the reasoning's begin to its closing mark's end.
     num_thinking_rows, num_dropped_reasoning: rows whose final turn's reasoning this template shows, or drops. num_left_out
     (teachers): student tokens that are in a chunk but for kd_alignment_regions and drop_first_assistant_chunk_kl_by_teacher.
     num_renderer_fallbacks, renderer_difference: as for the backend, with Jinja as the reference.

@@ -22,7 +22,7 @@ from schemas.manifest import SideCounts
 from schemas.plan import PlannedSide
 from schemas.tables import reject_side
 from xtok.align.flat import FlatAlignment
-from xtok.chat import ChatAlignment, LocatedPart, RegionSpan, RenderedChat, align_chats, keep_rows
+from xtok.chat import ChatAlignment, LocatedPart, RenderedChat, align_chats, keep_rows
 from xtok.errors import RowRefused
 from xtok.shards.alignments import AlignedSide, aligned_counts
 from xtok.shards.chat_sides import LoadedChatSide
@@ -189,14 +189,17 @@ def _own_counts(part: LocatedPart, refusals: Sequence[RowRefused | None], reject
         num_special_in_text=int(control.sum() - control[ends].sum()),
         num_rendered=sum(refusal is None or refusal.stage != "render" for refusal in refusals),
         num_mask_tokens=int(mask.sum()),
-        num_thinking_tokens=sum(_num_thinking(spans) for spans in part.regions),
+        num_thinking_tokens=sum(_num_thinking(part, row) for row in range(len(part.chats))),
         num_thinking_rows=reasoning.count("shown"),
         num_dropped_reasoning=reasoning.count("dropped"),
         rejects=by_reason(rejects),
     )
 
 
-def _num_thinking(regions: Sequence[RegionSpan]) -> int:
-    """Tokens in the reasoning and its closing mark, one that both share counted once."""
-    spans = [span for span in regions if span.name in ("reasoning", "close")]
-    return spans[-1].end - spans[0].start if spans else 0
+def _num_thinking(part: LocatedPart, row: int) -> int:
+    """Supervised tokens of a row from the beginning of its reasoning to the end of its closing mark."""
+    spans = [span for span in part.regions[row] if span.name in ("reasoning", "close")]
+    if not spans:
+        return 0
+    first = int(part.tokens.offsets[row])
+    return int(part.token_mask[first + spans[0].start : first + spans[-1].end].sum())
