@@ -106,7 +106,7 @@ def _counts(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Counter[int]
 def test_chats_agree_with_their_manifest(tmp_path: Path, repository: Path) -> None:
     """What counts in a chat is decided by its regions; the figures read it from the files."""
     source = repository / "infra" / "bundled" / "chats.jsonl"
-    changes = {"mode": "chat", "teachers": ["spm_bpe", "unigram_nfkc"], "part_bytes": 20_000, "row_group_rows": 8}
+    changes = {"mode": "chat", "teachers": ["spm_bpe", "unigram_nfkc"], "part_bytes": 8_000, "row_group_rows": 8}
     manifest = build(tmp_path / "out", source, **changes)
     figures = dataset_figures(manifest, str(tmp_path / "out"), config_for(tmp_path / "out", source, **changes).student, SerialRunner())
     assert len(manifest.parts) > 1
