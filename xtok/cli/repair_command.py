@@ -16,7 +16,7 @@ from xtok import storage
 from xtok.cli.config_file import load_config
 from xtok.cli.run_record import recorded_config
 from xtok.errors import ConfigError
-from xtok.shards.pipeline import rebuild_part
+from xtok.shards.pipeline import rebuild_part, restore_plan
 from xtok.shards.read import open_dataset
 from xtok.shards.verify import damaged_parts, verify_dataset
 
@@ -33,8 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Repair; 0 when the dataset is sound afterwards."""
     dataset = open_dataset(options.dataset)
-    parts = options.part if options.part is not None else damaged_parts(verify_dataset(dataset))
+    found = verify_dataset(dataset)
+    parts = options.part if options.part is not None else damaged_parts(found)
     config = _configuration(options.dataset, options.config)
+    if any(finding.path == "plan.json" for finding in found):
+        restore_plan(config)
+        print("plan.json: as published")
     for part in parts:
         entry = rebuild_part(config, part)
         print(f"part {part}: {entry.num_rows} rows, as published")

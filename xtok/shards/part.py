@@ -131,7 +131,7 @@ class _PartBuild:
         output, index = self._job.config.output, self._job.part.index
         final = storage.join(output, part_path(table, index))
         path = self._stack.enter_context(storage.staged(final, storage.join(output, "runs", "staging")))
-        writer = TableWriter(path, schema, self._job.config.row_group_rows)
+        writer = TableWriter(path, final, schema, self._job.config.row_group_rows)
         self._stack.callback(writer.abandon)
         self._paths[table], self._writers[table] = path, writer
 

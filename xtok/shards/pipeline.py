@@ -13,15 +13,15 @@ from schemas.config import PreprocessConfig
 from schemas.manifest import Manifest, PartEntry
 from xtok import storage
 from xtok.errors import ConfigError
-from xtok.shards.freeze import agree, freeze_plan
+from xtok.shards.freeze import agree, freeze_plan, write_plan
 from xtok.shards.part import run_part
 from xtok.shards.plan import Progress, RunPlan, make_plan, plan_bytes, read_plan
 from xtok.shards.pool import Runner, WorkerPool
 from xtok.shards.publish import publish
 from xtok.shards.read import open_dataset
-from xtok.shards.records import part_jobs
+from xtok.shards.records import part_jobs, read_record, record_path
 
-__all__ = ["absolute_config", "build_parts", "plan_dataset", "preprocess", "rebuild_part"]
+__all__ = ["absolute_config", "build_parts", "plan_dataset", "preprocess", "rebuild_part", "restore_plan"]
 
 
 def preprocess(config: PreprocessConfig, *, progress: Progress | None = None, runner: Runner | None = None) -> Manifest:
@@ -95,19 +95,38 @@ def rebuild_part(config: PreprocessConfig, index: int, *, runner: Runner | None 
     jobs = part_jobs(run, config)
     if not 0 <= index < len(jobs):
         raise ConfigError(f"{config.output} has parts 0 to {len(jobs) - 1}, not {index}")
+    published = dataset.manifest.parts[index]
+    record = read_record(config.output, index)
+    if record is not None and record != published and len(record.teacher_digests) == len(published.teacher_digests):
+        storage.remove(storage.join(config.output, record_path(index)))  # it is damaged: nothing rests on it
     (entry,) = runner.map(run_part, [jobs[index]], lambda job: job.label)
-    if entry != dataset.manifest.parts[index]:
+    if entry != published:
         raise ConfigError(f"part {index} of {config.output} came out other than published: run preprocess to build all anew")
     return entry
 
 
+def restore_plan(config: PreprocessConfig, *, runner: Runner | None = None) -> None:
+    """Makes the plan of a published dataset again and writes plan.json where it is damaged or gone.
+
+    Raises ConfigError or DatasetMismatchError when sources, tokenizers or libraries are no longer those it was made with.
+    """
+    config = absolute_config(config)
+    if runner is None:
+        with WorkerPool(1) as pool:
+            return restore_plan(config, runner=pool)
+    _published_plan(config, open_dataset(config.output).manifest, runner)
+
+
 def _published_plan(config: PreprocessConfig, manifest: Manifest, runner: Runner) -> RunPlan:
-    """The plan that a dataset was published with, made again; nothing is written while it is another."""
+    """The plan that a dataset was published with, made again, plan.json restored; nothing is written while it is another."""
     run = make_plan(config, runner)
     if config.render_date is None:
         run = RunPlan(run.plan.model_copy(update={"render_date": manifest.render_date}), run.source_urls)
     if hashlib.sha256(plan_bytes(run.plan)).hexdigest() == manifest.plan_sha256:
-        return freeze_plan(run, config.output, fixed_render_date=config.render_date is not None)
+        url = storage.join(config.output, "plan.json")
+        if not storage.exists(url) or storage.sha256(url) != manifest.plan_sha256:
+            write_plan(run.plan, config.output)
+        return run
     existing = read_plan(config.output)
     if existing is not None:
         agree(existing, run.plan, config.output)

@@ -22,7 +22,18 @@ from xtok.shards.plan import RunPlan, portable_config
 from xtok.shards.rows import SourceAt
 from xtok.shards.write import file_holds
 
-__all__ = ["HeldSides", "PartJob", "held_sides", "part_jobs", "part_path", "read_record", "rendered_table", "side_digests", "write_record"]
+__all__ = [
+    "HeldSides",
+    "PartJob",
+    "held_sides",
+    "part_jobs",
+    "part_path",
+    "read_record",
+    "record_path",
+    "rendered_table",
+    "side_digests",
+    "write_record",
+]
 
 # They shape the dataset, not the rows of one part.
 _NOT_IN_A_PART = frozenset(["part_bytes"])
@@ -120,7 +131,8 @@ def held_sides(job: PartJob) -> HeldSides:
     teachers = frozenset(
         index
         for index in fresh
-        if _file_holds(output, record.teacher_files[index]) and (not is_chat or index in rendered or job.teachers[index].same_as_student)
+        if _file_holds(output, record.teacher_files[index])
+        and (not is_chat or index in rendered or job.teachers[index].same_as_student)
     )
     student = file_holds(output, record.student_file) and (not is_chat or None in rendered)
     complete = student and len(teachers) == len(teacher_digests) == len(record.teacher_digests)
@@ -139,7 +151,7 @@ def _rendering_holds(output: str, record: PartEntry, side: int | None) -> bool:
 
 def read_record(output: str, index: int) -> PartEntry | None:
     """The record of a part, or None when there is none of this format version."""
-    url = _record_url(output, index)
+    url = storage.join(output, record_path(index))
     if not storage.exists(url):
         return None
     try:
@@ -151,8 +163,9 @@ def read_record(output: str, index: int) -> PartEntry | None:
 def write_record(output: str, entry: PartEntry) -> None:
     """Leaves the record of a finished part: the last thing that building it does."""
     data = (entry.model_dump_json(indent=1) + "\n").encode()
-    storage.write_atomic(_record_url(output, entry.index), data, storage.join(output, "runs", "staging"))
+    storage.write_atomic(storage.join(output, record_path(entry.index)), data, storage.join(output, "runs", "staging"))
 
 
-def _record_url(output: str, index: int) -> str:
-    return storage.join(output, "records", f"part-{index:05d}.json")
+def record_path(index: int) -> str:
+    """Place of a part's record, relative to the dataset."""
+    return f"records/part-{index:05d}.json"

@@ -20,14 +20,17 @@ from schemas.tables import REJECT_SCHEMA, RENDERED_SCHEMA, STUDENT_SCHEMA, TEACH
 from xtok import storage
 from xtok.errors import DamagedPartError, StorageError, StoreUnavailableError
 from xtok.shards.columns import flat_of
+from xtok.shards.plan import read_plan
+from xtok.shards.publish import build_manifest
 from xtok.shards.read import Dataset, RowGroupRef, Side
+from xtok.shards.records import read_record, record_path
 
 __all__ = ["Finding", "damaged_parts", "verify_dataset", "verify_part"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong. part: its number, None for plan.json. path: the file, relative to the dataset."""
+    """One thing that is wrong. part: its number, None for plan.json and manifest.json. path: the file, relative to the dataset."""
 
     part: int | None
     path: str
@@ -40,7 +43,7 @@ class Finding:
 
 def verify_dataset(dataset: Dataset, progress: Callable[[str, int, int], None] | None = None) -> list[Finding]:
     """Everything that is wrong with a dataset. progress: called with ("verify parts", done, total)."""
-    findings = list(_verify_plan(dataset))
+    findings = list(_verify_plan(dataset)) or list(_verify_manifest(dataset))
     for part in dataset.manifest.parts:
         findings.extend(verify_part(dataset, part))
         if progress is not None:
@@ -59,7 +62,7 @@ def verify_part(dataset: Dataset, part: PartEntry) -> list[Finding]:
     files += [(file, TEACHER_SCHEMA) for file in part.teacher_files if file is not None]
     files += [(file, RENDERED_SCHEMA) for file in part.rendered_files if file is not None]
     findings = [found for file, schema in files for found in _verify_file(dataset, part.index, file, schema)]
-    return findings or list(_verify_rows(dataset, part))
+    return findings or list(_verify_rows(dataset, part)) or list(_verify_record(dataset, part))
 
 
 def _verify_plan(dataset: Dataset) -> Iterator[Finding]:
@@ -72,6 +75,25 @@ def _verify_plan(dataset: Dataset) -> Iterator[Finding]:
         return
     if digest != dataset.manifest.plan_sha256:
         yield Finding(None, "plan.json", f"sha256 is {digest}, the manifest says {dataset.manifest.plan_sha256}")
+
+
+def _verify_manifest(dataset: Dataset) -> Iterator[Finding]:
+    """Nothing holds the manifest's own digest, but all of it follows from plan.json and its parts' entries."""
+    plan = read_plan(dataset.url)
+    assert plan is not None, "its digest holds"
+    try:
+        agrees = build_manifest(plan, dataset.manifest.parts) == dataset.manifest
+    except ValueError:
+        agrees = False
+    if not agrees:
+        yield Finding(None, "manifest.json", "it is not what plan.json and the entries of its parts add up to")
+
+
+def _verify_record(dataset: Dataset, part: PartEntry) -> Iterator[Finding]:
+    """The entry of a part stands in its record too. A record of more teachers is of a run that has not published yet."""
+    record = read_record(dataset.url, part.index)
+    if record is not None and len(record.teacher_digests) == len(part.teacher_digests) and record != part:
+        yield Finding(part.index, record_path(part.index), "it is not the entry of that part in manifest.json")
 
 
 def _verify_file(dataset: Dataset, part: int, file: FileEntry, schema: pa.Schema) -> Iterator[Finding]:

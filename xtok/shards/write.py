@@ -29,15 +29,19 @@ _STATISTICS = ("sample_id", "idx", "source", "line", "document_id", "num_tokens"
 
 
 class TableWriter:
-    """A Parquet file written in row groups of exactly `row_group_rows` rows, the last one smaller."""
+    """A Parquet file written in row groups of exactly `row_group_rows` rows, the last one smaller.
 
-    def __init__(self, path: Path, schema: pa.Schema, row_group_rows: int) -> None:
-        self._schema = schema
+    final_url: what the file will be called, for errors: several are written at once, and the one that fails is to be named.
+    """
+
+    def __init__(self, path: Path, final_url: str, schema: pa.Schema, row_group_rows: int) -> None:
+        self._schema, self._final_url = schema, final_url
         self._row_group_rows = row_group_rows
         self._pending: list[pa.Table] = []
         self._num_pending = 0
         self.num_rows = 0
-        self._writer = pq.ParquetWriter(str(path), schema, **_options(schema))
+        with storage.reported("write", final_url):
+            self._writer = pq.ParquetWriter(str(path), schema, **_options(schema))
 
     def append(self, columns: Mapping[str, pa.Array]) -> None:
         """Adds rows, given column by column."""
@@ -54,7 +58,8 @@ class TableWriter:
         """Writes what is left, and the footer."""
         if self._num_pending:
             self._flush(self._num_pending)
-        self._writer.close()
+        with storage.reported("write", self._final_url):
+            self._writer.close()
 
     def abandon(self) -> None:
         """Gives the file handle up after an error; the file is worthless."""
@@ -65,7 +70,8 @@ class TableWriter:
 
     def _flush(self, num_rows: int) -> None:
         table = pa.concat_tables(self._pending)
-        self._writer.write_table(table.slice(0, num_rows), row_group_size=self._row_group_rows)
+        with storage.reported("write", self._final_url):
+            self._writer.write_table(table.slice(0, num_rows), row_group_size=self._row_group_rows)
         self._num_pending -= num_rows
         self._pending = [table.slice(num_rows)] if self._num_pending else []
 
