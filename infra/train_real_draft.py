@@ -193,9 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = training_rows(target, list(zip(prompts, answers, strict=True)), config.target_layer_ids)
     print(f"{sum(map(len, answers))} answer tokens to learn from")
 
-    def evaluate(name: str, drafter: Any) -> str:
+    def evaluate(name: str, drafter: Any, *, check: bool = False) -> str:
         report = evaluate_drafter(
-            target, drafter, held_out, max_new_tokens=options.answer_tokens, stop_ids=stop_token_ids(model)
+            target, drafter, held_out, max_new_tokens=options.answer_tokens, stop_ids=stop_token_ids(model), check=check
         )
         line = describe(name, report)
         print(line, flush=True)
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = [evaluate("untrained draft", ModelDrafter(draft, target))]
     table.append(evaluate("most frequent token", UnigramDrafter(answers, config.num_draft_slots)))
     train(draft, target, rows, options)
-    table.append(evaluate(f"draft after {options.steps} steps", ModelDrafter(draft, target)))
+    table.append(evaluate(f"draft after {options.steps} steps", ModelDrafter(draft, target), check=True))
     print("| drafter | tau | rounds | longest | equal to plain greedy |", "|---|---|---|---|---|", *table, sep="\n")
     if options.out:
         export_draft(draft, options.out)

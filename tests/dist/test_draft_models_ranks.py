@@ -17,6 +17,8 @@ from xtok.draft.metrics import reduce_metrics
 from xtok.draft.target import FrozenTarget
 from xtok.draft.training import DraftBatch, DraftStepSettings, draft_step
 
+START_SECONDS = 150.0
+"""The first case of a group imports transformers in every rank."""
 SETTINGS = DraftStepSettings(num_anchors=5, seed=3, token_chunk_size=6)
 
 
@@ -83,7 +85,7 @@ def assert_same(results: list[dict[str, Tensor]], expected: dict[str, Tensor]) -
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_data_parallel_equals_one_process(kind: str, world_size: int) -> None:
-    assert_same(ranks(world_size).values(run_data_parallel, kind), one_process(kind))
+    assert_same(ranks(world_size).values(run_data_parallel, kind, timeout_seconds=START_SECONDS), one_process(kind))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_data_parallel_equals_one_process(kind: str, world_size: int) -> None:
 @pytest.mark.parametrize("widths", [(31, 30), (9, 20, 2, 30)])
 def test_vocabulary_parallel_equals_one_process(kind: str, architecture: str, widths: tuple[int, ...]) -> None:
     assert sum(widths) == VOCAB
-    results = ranks(len(widths)).values(run_vocabulary_parallel, kind, architecture, widths)
+    results = ranks(len(widths)).values(run_vocabulary_parallel, kind, architecture, widths, timeout_seconds=START_SECONDS)
     assert_same(results, one_process(kind, architecture))
 
 
@@ -118,7 +120,7 @@ def run_sharded_draft(context: RankContext, kind: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
 def test_sharded_draft_equals_one_process(kind: str) -> None:
-    assert_same(ranks(2).values(run_sharded_draft, kind), one_process(kind))
+    assert_same(ranks(2).values(run_sharded_draft, kind, timeout_seconds=START_SECONDS), one_process(kind))
 
 
 def run_sharded_target(context: RankContext, architecture: str) -> list[Tensor]:
@@ -147,6 +149,6 @@ def run_sharded_target(context: RankContext, architecture: str) -> list[Tensor]:
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_capture_under_fsdp2(architecture: str) -> None:
-    for difference, surplus_hooks in ranks(2).values(run_sharded_target, architecture):
+    for difference, surplus_hooks in ranks(2).values(run_sharded_target, architecture, timeout_seconds=START_SECONDS):
         assert difference < 1e-5
         assert surplus_hooks == 0
