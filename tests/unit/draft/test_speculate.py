@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tests.unit.draft.tiny import VOCAB, tiny_dflash
+from xtok.draft.command import add_arguments, run
 from xtok.draft.decoding import DecodingResult
 from xtok.draft.export import export_draft
 from xtok.draft.prompts import read_prompts
@@ -81,6 +83,18 @@ def test_sampling_is_reproducible_and_unchecked(folders: dict[str, str]) -> None
         return [result.tokens for result in report.results]
 
     assert run(1) == run(1) != run(2)
+
+
+def test_command(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    words = [folders["target"], folders["draft"], "--prompts", folders["prompts.txt"], "--max-new-tokens", "6"]
+    assert run(parser.parse_args(words)) == 0
+    shown = capsys.readouterr()
+    assert "greedy output equals plain greedy decoding: 2 of 2 prompts" in shown.out
+    assert shown.err.count("tokens in") == 2
+    assert run(parser.parse_args([*words, "--no-check", "--limit", "1"])) == 0
+    assert "plain greedy" not in capsys.readouterr().out
 
 
 def test_a_disagreement_is_said_aloud() -> None:
