@@ -18,19 +18,19 @@ from typing import Any, cast
 
 from prefect import Flow, serve
 from prefect.deployments.runner import RunnerDeployment
-from prefect.schedules import Schedule
+from prefect.schedules import Cron, Schedule
 
 from flows.lifetime import SERVED_BY, end_with_parent
 from flows.preprocess import preprocess
 from flows.server import wait_until_healthy
+from flows.train import train
 
 __all__ = ["DEPLOYED_FLOWS", "SCHEDULES", "deployments", "main"]
 
-DEPLOYED_FLOWS: tuple[Flow[Any, Any], ...] = (preprocess,)
+DEPLOYED_FLOWS: tuple[Flow[Any, Any], ...] = (preprocess, train)
 
-# Flow name -> schedule, for example {"preprocess": prefect.schedules.Cron("0 3 * * *", timezone="UTC")}. As shipped nothing runs
-# by itself.
-SCHEDULES: dict[str, Schedule] = {}
+# Flow name -> schedule. A run of `train` ends at once, saying so, unless a new manifest was published since its last one.
+SCHEDULES: dict[str, Schedule] = {"train": Cron("0 4 * * *", timezone="UTC")}
 
 
 def deployments() -> list[RunnerDeployment]:

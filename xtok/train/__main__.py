@@ -17,13 +17,8 @@ import sys
 import time
 import traceback
 
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-from transformers.utils.logging import disable_progress_bar
-
 from xtok.errors import XtokError
-from xtok.train.config_file import load_train_config
-from xtok.train.loop import run_training
-from xtok.train.runtime import end_with_launcher, start_runtime, stop_runtime
+from xtok.train.lifetime import end_with_launcher
 
 __all__ = ["is_lost_peer", "main"]
 
@@ -42,6 +37,14 @@ def main() -> None:
     parser.add_argument("--config", required=True, metavar="FILE", help="training configuration, YAML or JSON")
     options = parser.parse_args()
     end_with_launcher()
+    # Seconds, in which the launcher may die: only now.
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+    from transformers.utils.logging import disable_progress_bar
+
+    from xtok.train.config_file import load_train_config
+    from xtok.train.loop import run_training
+    from xtok.train.runtime import start_runtime, stop_runtime
+
     get_error_handler().initialize()
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -71,6 +74,8 @@ def _fail(error: Exception) -> None:
     if is_lost_peer(error) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         time.sleep(GRACE_SECONDS)
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
         get_error_handler().record_exception(error)
     else:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

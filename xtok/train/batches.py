@@ -1,7 +1,8 @@
 """Global batches by tokens, the same rows in the same steps on every layout, then divided over ranks and micro-batches.
 
 A step takes rows of the loader's global order until they hold `batch_tokens` student tokens (or the epoch ends). Its rows are dealt to
-data-parallel ranks × micro-batches by length, longest first, each to the lightest. Every rank walks the whole order (the loader is far
+data-parallel ranks by length, longest first, each to the lightest; a rank's rows are cut into micro-batches of similar length, so that
+little is padding. Every rank walks the whole order (the loader is far
 faster than a step) and builds only its own rows. The position is the number of global rows consumed, so a run resumes on any layout.
 """
 
@@ -22,7 +23,7 @@ from xtok.batch import BatchedDataDict
 from xtok.errors import ConfigError
 from xtok.loader import AlignedShardLoader
 
-__all__ = ["StepBatch", "StepBatches", "deal_rows"]
+__all__ = ["StepBatch", "StepBatches", "cut_by_length", "deal_rows"]
 
 BLOCK_ROWS = 32
 QUEUED_STEPS = 2
@@ -54,6 +55,28 @@ def deal_rows(lengths: Sequence[int], num_bins: int) -> list[list[int]]:
         bins[place].append(row)
         heapq.heappush(heap, (tokens + lengths[row], place))
     return [sorted(rows) for rows in bins]
+
+
+def cut_by_length(lengths: Sequence[int], num_runs: int) -> list[list[int]]:
+    """Rows sorted by length and cut into `num_runs` runs (some may be empty) whose largest padded size, rows times the longest of them,
+    is the smallest possible: that is what a micro-batch costs. Rows of a run ascend."""
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+
+    def runs_under(limit: int) -> list[list[int]]:
+        runs: list[list[int]] = []
+        for row in order:
+            if runs and lengths[runs[-1][0]] * (len(runs[-1]) + 1) <= limit:
+                runs[-1].append(row)
+            else:
+                runs.append([row])
+        return runs
+
+    low, high = max(lengths, default=0), max(lengths, default=0) * len(lengths)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(runs_under(middle)) <= num_runs else (middle + 1, high)
+    runs = [sorted(run) for run in runs_under(low)]
+    return runs + [[] for _ in range(num_runs - len(runs))]
 
 
 class StepBatches:
@@ -171,10 +194,10 @@ class StepBatches:
 
     def _step(self, rows: list[BatchedDataDict], num_tokens: int, consumed: int) -> StepBatch:
         lengths = [int(row["input_lengths"][0]) for row in rows]
-        bins = deal_rows(lengths, self._dp_size * self._accumulation)
-        mine = bins[self._dp_rank * self._accumulation : (self._dp_rank + 1) * self._accumulation]
+        mine = deal_rows(lengths, self._dp_size)[self._dp_rank]
+        runs = cut_by_length([lengths[i] for i in mine], self._accumulation)
         shortest = min(range(len(rows)), key=lambda i: lengths[i])
-        micro = [self._batch([rows[i] for i in part]) if part else self._masked(rows[shortest]) for part in mine]
+        micro = [self._batch([rows[mine[i]] for i in run]) if run else self._masked(rows[shortest]) for run in runs]
         state = {**self.loader.state_dict(), "num_rows_consumed": consumed}
         state.pop("first_row", None)
         return StepBatch(micro, [int(row["idx"][0]) for row in rows], num_tokens, self.loader.epoch, state)

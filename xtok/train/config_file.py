@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,7 +13,10 @@ from schemas.train_config import TrainConfig
 from xtok import storage
 from xtok.errors import ConfigError, StorageError
 
-__all__ = ["absolute_train_config", "load_train_config"]
+__all__ = ["BUNDLED_TRAIN_CONFIG", "absolute_train_config", "load_bundled_train_config", "load_train_config"]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BUNDLED_TRAIN_CONFIG = REPOSITORY / "infra" / "configs" / "train.yaml"
 
 
 def load_train_config(given: str | Mapping[str, Any]) -> TrainConfig:
@@ -33,6 +37,21 @@ def load_train_config(given: str | Mapping[str, Any]) -> TrainConfig:
     except ValidationError as error:
         lines = [_explain(problem) for problem in error.errors()]
         raise ConfigError(f"{origin} has {len(lines)} mistake{'s' * (len(lines) > 1)}:\n" + "\n".join(lines)) from error
+
+
+def load_bundled_train_config() -> TrainConfig:
+    """The example on bundled data. Its inputs lie in the repository; its dataset and output begin in the current directory as any."""
+    if not BUNDLED_TRAIN_CONFIG.is_file():
+        raise ConfigError(
+            f"no configuration was given, and the example {BUNDLED_TRAIN_CONFIG} is not there (it comes with the repository, not with "
+            "the installed package): give a path or an object as `config`"
+        )
+    document = load_train_config(str(BUNDLED_TRAIN_CONFIG)).model_dump(mode="json")
+    for side in (document["student"], *document["teachers"]):
+        for name in ("model", "tokenizer"):
+            if side[name] is not None and side[name].startswith("infra/"):
+                side[name] = str(REPOSITORY / side[name])
+    return TrainConfig.model_validate(document)
 
 
 def absolute_train_config(config: TrainConfig) -> TrainConfig:

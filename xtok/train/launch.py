@@ -12,16 +12,15 @@ import argparse
 import logging
 import os
 import sys
-import threading
-import time
 
 from schemas.train_config import TrainConfig
+from xtok import storage
 from xtok.errors import XtokError
 from xtok.train.config_file import load_train_config
+from xtok.train.lifetime import LAUNCHED_BY, end_with_parent
 
 __all__ = ["describe_failure", "main", "torchrun_arguments"]
 
-POLL_SECONDS = 0.2
 RUN_ID = "xtok-train"
 
 
@@ -44,20 +43,21 @@ def main() -> int:
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="training configuration, YAML or JSON")
     parser.add_argument("--parent", type=int, help="this process's parent, to end with")
+    parser.add_argument("--failure", metavar="FILE", help="write the first error there instead of to stderr")
     options = parser.parse_args()
     if options.parent is not None:
-        _end_with(options.parent)
+        end_with_parent(options.parent)
     try:
         config = load_train_config(options.config)
     except XtokError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return _tell(f"{type(error).__name__}: {error}", options.failure)
+    os.environ[LAUNCHED_BY] = str(os.getpid())
     cores = os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // config.parallel.processes)))
-    return _torchrun(torchrun_arguments(config, options.config))
+    return _torchrun(torchrun_arguments(config, options.config), options.failure)
 
 
-def _torchrun(arguments: list[str]) -> int:
+def _torchrun(arguments: list[str], failure_file: str | None) -> int:
     # Slow to load, so a mistake in the configuration is told before.
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -68,12 +68,19 @@ def _torchrun(arguments: list[str]) -> int:
         run.run(run.parse_args(arguments))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        print(describe_failure(rank, failure.message, failure.exitcode), file=sys.stderr)
-        return 1
+        return _tell(describe_failure(rank, failure.message, failure.exitcode), failure_file)
     except (KeyboardInterrupt, SignalException):
         print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
         return 130
     return 0
+
+
+def _tell(failure: str, file: str | None) -> int:
+    if file is None:
+        print(failure, file=sys.stderr)
+    else:
+        storage.write_atomic(file, failure.encode())
+    return 1
 
 
 def describe_failure(rank: int, message: object, exit_code: int) -> str:
@@ -82,15 +89,6 @@ def describe_failure(rank: int, message: object, exit_code: int) -> str:
         return str(message.get("message"))
     hint = "; often memory ran out" if exit_code == -9 else ""
     return f"TrainingError: rank {rank} ended with exit code {exit_code} ({message}){hint}. Run again to go on from the last checkpoint"
-
-
-def _end_with(parent: int) -> None:
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(POLL_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -1,16 +1,11 @@
-"""Who this rank is: process groups, device mesh (data parallel × tensor parallel), and an end when the launcher ends.
+"""Who this rank is: process groups and device mesh (data parallel × tensor parallel).
 
 Ranks that share a vocabulary (tp) are neighbours; they see the same rows. Ranks of one tp place are data parallel (dp).
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-import sys
-import threading
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -21,10 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from schemas.train_config import ParallelSettings
 from xtok.errors import ConfigError
 
-__all__ = ["Runtime", "end_with_launcher", "start_runtime", "stop_runtime"]
-
-POLL_SECONDS = 0.2
-_PR_SET_PDEATHSIG = 1
+__all__ = ["Runtime", "start_runtime", "stop_runtime"]
 
 
 @dataclass(frozen=True)
@@ -52,20 +44,6 @@ class Runtime:
     def is_main(self) -> bool:
         """Whether this rank writes logs and files that are written once."""
         return self.rank == 0
-
-
-def end_with_launcher() -> None:
-    """End this process when the process that started it is gone, `kill -9` of the launcher included: at once on Linux, else soon."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(POLL_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="end-with-launcher", daemon=True).start()
 
 
 def start_runtime(settings: ParallelSettings, *, timeout_seconds: float = 600.0) -> Runtime:

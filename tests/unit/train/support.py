@@ -18,7 +18,17 @@ BUNDLED = Path(__file__).resolve().parents[3] / "infra" / "bundled"
 CONTEXT = 96
 
 
-def make_model(folder: Path, tokenizer: str, *, seed: int, hidden: int = 16, layers: int = 3, tied: bool = True) -> str:
+def make_model(
+    folder: Path,
+    tokenizer: str,
+    *,
+    seed: int,
+    hidden: int = 16,
+    layers: int = 3,
+    tied: bool = True,
+    positions: int = 128,
+    heads: int = 2,
+) -> str:
     """A Llama with random weights and a bundled tokenizer in one folder."""
     source = BUNDLED / "tokenizers" / tokenizer
     vocab_size = load_tokenizer(str(source)).vocab_size + 3  # padding of the head, as real models have it
@@ -28,9 +38,9 @@ def make_model(folder: Path, tokenizer: str, *, seed: int, hidden: int = 16, lay
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        max_position_embeddings=positions,
         tie_word_embeddings=tied,
         initializer_range=0.1,
     )

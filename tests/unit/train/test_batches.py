@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Iterator
-from itertools import islice
+from itertools import combinations_with_replacement, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from schemas.config import PreprocessConfig
 from tests.unit.train.support import BUNDLED
 from xtok.errors import ConfigError, DamagedPartError
 from xtok.shards.pipeline import preprocess
-from xtok.train.batches import StepBatch, StepBatches, deal_rows
+from xtok.train.batches import StepBatch, StepBatches, cut_by_length, deal_rows
 
 
 def batches(world: dict[str, Any], **changes: Any) -> StepBatches:
@@ -44,6 +45,33 @@ def test_rows_are_dealt_evenly_and_once() -> None:
     loads = [sum(lengths[row] for row in rows) for rows in bins]
     assert max(loads) - min(loads) <= 3
     assert deal_rows([4], 3) == [[0], [], []]
+
+
+def test_micro_batches_hold_rows_of_similar_length() -> None:
+    lengths = [900, 20, 30, 25, 890, 40, 35, 10]
+    assert cut_by_length(lengths, 2) == [[0, 4], [1, 2, 3, 5, 6, 7]]
+    assert cut_by_length([5, 4], 3) == [[0], [1], []]
+    assert cut_by_length([], 2) == [[], []]
+    drawn = random.Random(3)
+    for _ in range(200):
+        rows = [drawn.randint(1, 30) for _ in range(drawn.randint(1, 7))]
+        runs = cut_by_length(rows, 3)
+        assert sorted(row for run in runs for row in run) == list(range(len(rows)))
+        assert max(padded_size(rows, run) for run in runs) == smallest_largest(rows, 3)
+
+
+def padded_size(lengths: list[int], run: list[int]) -> int:
+    return len(run) * max((lengths[i] for i in run), default=0)
+
+
+def smallest_largest(lengths: list[int], num_runs: int) -> int:
+    """Over every way to cut the sorted rows."""
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    sizes = []
+    for cuts in combinations_with_replacement(range(len(order) + 1), num_runs - 1):
+        bounds = [0, *cuts, len(order)]
+        sizes.append(max(padded_size(lengths, order[a:b]) for a, b in pairwise(bounds)))
+    return min(sizes)
 
 
 def test_every_layout_takes_the_same_rows(world: dict[str, Any]) -> None:
