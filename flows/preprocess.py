@@ -3,7 +3,7 @@
     python -m flows.preprocess --config my.yaml       with nothing set up: a private Prefect server for this run alone
     prefect deployment run preprocess                 where `infra/up` is serving
 
-plan -> parts, mapped over threads that hand the work to one pool of processes -> report -> publish. What is finished is known by
+plan -> parts, a task each on the engine of the configuration (`flows.engines`) -> report -> publish. What is finished is known by
 its own digests (`xtok.shards.records`), never by Prefect's cache, so nothing here persists or caches a result.
 """
 
@@ -22,26 +22,25 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from prefect import flow, get_run_logger, task, unmapped
+from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import refresh_global_settings_context
-from prefect.futures import as_completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.artifacts import ProgressBar, publish_report
+from flows.engines import open_engine
 from flows.lifetime import end_with_serving_process
 from flows.server import private_server
 from schemas.config import PreprocessConfig
 from schemas.manifest import Manifest, PartEntry
 from xtok.cli.config_file import load_config
 from xtok.cli.run_record import StepClock, make_report, write_report
-from xtok.errors import ConfigError, XtokError
-from xtok.shards.part import run_part
+from xtok.errors import XtokError
 from xtok.shards.pipeline import absolute_config, plan_dataset
 from xtok.shards.plan import RunPlan
-from xtok.shards.pool import WorkerPool
+from xtok.shards.pool import Runner
 from xtok.shards.publish import build_manifest, figures_table, publish
-from xtok.shards.records import PartJob, part_jobs
+from xtok.shards.records import part_jobs
 
 __all__ = ["main", "preprocess"]
 
@@ -50,15 +49,9 @@ THREADS: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2 * (os.cp
 
 
 @task(name="plan", persist_result=False, cache_policy=NO_CACHE)
-def plan_task(config: PreprocessConfig, pool: WorkerPool) -> RunPlan:
+def plan_task(config: PreprocessConfig, runner: Runner) -> RunPlan:
     """Digest the sources, balance the parts, check the tokenizers, and freeze the plan in the output."""
-    return plan_dataset(config, pool)
-
-
-@task(name="part", task_run_name="part-{job.part.index:05d}", persist_result=False, cache_policy=NO_CACHE)
-def part_task(job: PartJob, pool: WorkerPool) -> PartEntry:
-    """Build one part in a worker process, or find it done."""
-    return pool.run(run_part, job, job.label)
+    return plan_dataset(config, runner)
 
 
 @task(name="publish", persist_result=False, cache_policy=NO_CACHE)
@@ -78,22 +71,20 @@ def preprocess(config: str | dict[str, Any] | None = None) -> Manifest:
     clock = StepClock()
     logger = get_run_logger()
     checked = absolute_config(load_config(config))
-    if checked.engine != "local":
-        raise ConfigError(f"engine: {checked.engine!r} is not available yet; leave it out to use the processes of this machine")
-    with WorkerPool(checked.workers) as pool:
-        run = plan_task(checked, pool)
+    with open_engine(checked) as engine:
+        run = plan_task(checked, engine.runner)
         clock.done("plan")
         jobs = part_jobs(run, checked)
-        logger.info("%d rows in %d parts, on %d workers, into %s", run.plan.num_rows, len(jobs), pool.workers, checked.output)
+        logger.info("%d rows in %d parts, on %s, into %s", run.plan.num_rows, len(jobs), engine.place, checked.output)
         progress = ProgressBar(len(jobs))
         entries: list[PartEntry] = []
-        for future in as_completed(part_task.map(jobs, unmapped(pool))):
-            entries.append(future.result())
+        for entry in engine.build(jobs):
+            entries.append(entry)
             progress.update(len(entries))
         clock.done("build parts")
         # Reported before it is published: where publication is refused, the figures are what one needs.
         manifest = build_manifest(run.plan, entries)
-        report = make_report(manifest, checked, clock.seconds, pool)
+        report = make_report(manifest, checked, clock.seconds, engine.runner)
     write_report(report)
     publish_report(report)
     publish_task(run, entries, checked)

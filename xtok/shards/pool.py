@@ -22,12 +22,13 @@ from typing import Any, Protocol, Self, TypeVar
 
 from xtok.errors import WorkerDiedError
 
-__all__ = ["Runner", "SerialRunner", "WorkerPool", "default_workers"]
+__all__ = ["WORKER_ENVIRONMENT", "Runner", "SerialRunner", "WorkerPool", "default_workers"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _PR_SET_PDEATHSIG = 1
-_WORKER_ENVIRONMENT = {
+# What a process that builds parts has: one thread each, for the cores are shared by the processes.
+WORKER_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAYON_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -91,7 +92,7 @@ class WorkerPool:
         self._executor = ProcessPoolExecutor(
             self.workers, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(os.getpid(),)
         )
-        with _hidden_main_module(), _environment(_WORKER_ENVIRONMENT):
+        with _hidden_main_module(), _environment(WORKER_ENVIRONMENT):
             for _ in range(self.workers):
                 self._executor.submit(os.getpid)
             self._processes = list(self._executor._processes.values())
