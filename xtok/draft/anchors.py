@@ -14,6 +14,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+__all__ = [
+    "SUPERVISED_THRESHOLD",
+    "build_anchor_candidate_mask",
+    "build_eval_mask",
+    "context_doc_ids",
+    "document_counts",
+    "sample_anchor_positions",
+    "sample_generators",
+]
+
 SUPERVISED_THRESHOLD = 0.5
 """A token is supervised when its loss mask exceeds this."""
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+__all__ = ["Attend", "Backend", "BlockVisibility", "plan_attention"]
+
 Backend = Literal["auto", "sdpa", "flex"]
 
 

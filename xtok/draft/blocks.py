@@ -13,6 +13,15 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+__all__ = [
+    "EMBEDDING_LAYER_ID",
+    "block_token_ids",
+    "create_noise_embed",
+    "create_position_ids",
+    "extract_context_feature",
+    "validate_target_layer_ids",
+]
+
 EMBEDDING_LAYER_ID = -1
 """Layer id of the embedding output; id j >= 0 is the residual stream after target layer j."""
 

@@ -18,6 +18,8 @@ from xtok.draft.attention import Attend
 from xtok.draft.config import DraftConfig
 from xtok.draft.rope import RotaryEmbedding, apply_rotary
 
+__all__ = ["ContextCache", "DraftAttention", "DraftBody", "DraftLayer", "DraftMLP", "Rotation"]
+
 Rotation = tuple[Tensor, Tensor]
 
 

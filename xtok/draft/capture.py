@@ -17,6 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from xtok.draft.blocks import EMBEDDING_LAYER_ID
 
+__all__ = ["HiddenStateCapture"]
+
 
 class HiddenStateCapture:
     """Context manager; inside it each forward of the target overwrites what was captured, at its end every hook is gone.

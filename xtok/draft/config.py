@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from xtok.draft.blocks import validate_target_layer_ids
 
+__all__ = ["DFlashConfig", "DSparkConfig", "DraftConfig", "Layout", "MarkovHeadType", "default_target_layer_ids"]
+
 Layout = Literal["at_position", "next_token"]
 MarkovHeadType = Literal["vanilla", "gated", "rnn"]
 

@@ -20,6 +20,18 @@ from torch import Tensor
 
 from xtok.draft.target import FrozenTarget
 
+__all__ = [
+    "DecodingResult",
+    "Drafter",
+    "Proposal",
+    "Sampler",
+    "plain_decode",
+    "speculative_decode",
+    "tau",
+    "verify_greedy",
+    "verify_sampled",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:

@@ -20,6 +20,8 @@ from xtok.draft.model import BlockStates
 from xtok.draft.target import FrozenTarget
 from xtok.errors import ConfigError
 
+__all__ = ["ModelDrafter"]
+
 
 class ModelDrafter:
     """Drafts a block per round: one pass of the body, then the Markov head slot by slot where there is one.

@@ -5,6 +5,8 @@ From the engines' public loaders, read and not run here; engines change, so chec
 
 from __future__ import annotations
 
+__all__ = ["engine_table"]
+
 _ROWS = (
     ("`architectures`", "selects the model class", "selects the model class", "not used"),
     (

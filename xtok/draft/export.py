@@ -26,6 +26,18 @@ from xtok.draft.dspark import DSparkDraftModel
 from xtok.draft.target import FrozenTarget
 from xtok.errors import ConfigError
 
+__all__ = [
+    "CONFIG_FILE",
+    "DRAFT_CLASSES",
+    "TARGETS_OWN_TENSORS",
+    "WEIGHTS_FILE",
+    "export_draft",
+    "load_draft",
+    "main",
+    "parse_config",
+    "published_config",
+]
+
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 DRAFT_CLASSES: dict[str, type[DFlashDraftModel] | type[DSparkDraftModel]] = {

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from xtok.draft.config import DSparkConfig
 
+__all__ = ["MARKOV_HEADS", "AcceptRatePredictor", "GatedMarkovHead", "MarkovHead", "RecurrentMarkovHead"]
+
 
 class AcceptRatePredictor(nn.Module):
     """Predicts, per slot, the logit of the probability that the target accepts the drafted token.

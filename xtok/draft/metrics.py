@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+__all__ = ["MetricSum", "acceptance_metrics", "add_metrics", "reduce_metrics"]
+
 
 @dataclass(frozen=True, slots=True)
 class MetricSum:

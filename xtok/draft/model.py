@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+__all__ = ["BlockStates", "split_blocks"]
+
 
 @dataclass(frozen=True, slots=True)
 class BlockStates:

@@ -27,6 +27,8 @@ from xtok.losses.dspark import DSparkLossStats, dspark_projected_vocab_parallel_
 from xtok.losses.dspark_inputs import vocabulary_place
 from xtok.losses.dspark_kernel import project
 
+__all__ = ["DraftLosses", "ObjectiveInputs", "dflash_losses", "dspark_losses"]
+
 _UNUSED_POSITION = -999
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+__all__ = ["DFlashForwardOutput", "DSparkForwardOutput"]
+
 
 @dataclass(slots=True, kw_only=True)
 class _BlockFields:

@@ -12,6 +12,8 @@ from typing import Any
 from xtok import storage
 from xtok.errors import ConfigError
 
+__all__ = ["chat_prompt_ids", "read_prompts"]
+
 
 def read_prompts(url: str, tokenizer: Any, *, limit: int | None = None, max_tokens: int | None = None) -> list[list[int]]:
     """Token ids of each prompt, in file order.

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from xtok.draft.config import DraftConfig
 
+__all__ = ["block_hidden"]
+
 
 def block_hidden(
     weights: Mapping[str, Tensor],

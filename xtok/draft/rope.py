@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+__all__ = ["RotaryEmbedding", "apply_rotary", "pin_rope_inv_freq_fp32"]
+
 
 class RotaryEmbedding(nn.Module):
     """Cosines and sines of rotary positions (rotate-half pairing, full head dim), always computed in fp32.

@@ -19,6 +19,8 @@ from xtok.draft.export import load_draft
 from xtok.draft.prompts import read_prompts
 from xtok.draft.target import FrozenTarget
 
+__all__ = ["SpeculationReport", "evaluate_drafter", "load_target", "speculate", "stop_token_ids"]
+
 
 @dataclass(slots=True)
 class SpeculationReport:

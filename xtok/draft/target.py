@@ -22,6 +22,8 @@ from xtok.draft.config import DraftConfig
 from xtok.errors import ConfigError
 from xtok.losses.dspark_kernel import project
 
+__all__ = ["FrozenTarget", "TargetFeatures"]
+
 
 @dataclass(frozen=True, slots=True)
 class TargetFeatures:

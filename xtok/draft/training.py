@@ -26,6 +26,8 @@ from xtok.draft.objectives import DraftLosses, ObjectiveInputs, dflash_losses, d
 from xtok.draft.outputs import DFlashForwardOutput, DSparkForwardOutput
 from xtok.draft.target import FrozenTarget, TargetFeatures
 
+__all__ = ["Blocks", "DraftBatch", "DraftStep", "DraftStepSettings", "build_blocks", "draft_config", "draft_step", "run_blocks"]
+
 
 @dataclass(frozen=True, slots=True)
 class DraftBatch:

@@ -16,6 +16,8 @@ from torch import Tensor
 from xtok.losses.agreement import agree_across_ranks
 from xtok.losses.tiles import compute_dtype
 
+__all__ = ["CheckedInputs", "DSparkInputs", "check_inputs", "vocabulary_place"]
+
 _MAX_DIMS = 4
 _TENSORS = (
     "student_hidden",

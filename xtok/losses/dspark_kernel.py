@@ -26,6 +26,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+__all__ = ["DSparkProblem", "DSparkSums", "back_project", "project"]
+
 _VOCAB_BLOCK = 16384
 """Vocabulary rows of a half-precision head widened at a time where the device cannot multiply into fp32 directly."""
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+__all__ = ["DenseDSpark", "dense_dspark"]
+
 
 @dataclass(frozen=True, slots=True)
 class DenseDSpark:
