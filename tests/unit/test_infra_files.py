@@ -183,10 +183,14 @@ def test_deployments_are_those_that_are_served(pool: str) -> None:
         assert function == deployment["name"] == Path(path).stem
         source = (REPOSITORY / path).read_text()
         assert re.search(rf'@flow\(name="{function}"', source), path
-        for schedule in deployment.get("schedules", []):
+        for schedule in deployment["schedules"]:
             assert schedule["active"] is False
             assert len(schedule["cron"].split()) == 5
-    assert DEPLOYMENT_FILES[pool]["deployments"][0]["schedules"]
+        assert deployment["schedules"]
+    served = re.search(r"^DEPLOYED_FLOWS.* = \((.*)\)$", (REPOSITORY / "flows" / "serve.py").read_text(), flags=re.MULTILINE)
+    assert served is not None
+    names = {deployment["name"] for deployment in DEPLOYMENT_FILES[pool]["deployments"]}
+    assert names == ({"preprocess"} if pool == "xtok-kubernetes" else set(re.findall(r"\w+", served.group(1))))
 
 
 def test_the_job_template_uses_every_variable_and_no_other() -> None:

@@ -17,6 +17,7 @@ p { margin: .2rem 0 .8rem; opacity: .75; }
 .row { display: flex; flex-wrap: wrap; gap: .35rem .25rem; font: 14px/1.5 ui-monospace, monospace; }
 .chunk { border-radius: .25rem; border-bottom: 3px solid hsl(var(--hue) 70% 50%); background: hsl(var(--hue) 70% 50% / .15); }
 .alone { border-bottom: 3px dotted #c33; background: #c333; }
+.outside { border-bottom: 3px dotted #8888; }
 .incorrect { border-bottom-style: dashed; }
 .side { display: block; white-space: pre; min-height: 1.5em; padding: 0 .15rem; }
 .side + .side { border-top: 1px solid #8886; }
@@ -31,7 +32,8 @@ def html_page(rows: Sequence[RowView], *, title: str) -> str:
     body = "\n".join(_row(row) for row in rows)
     legend = (
         "Student line over teacher line. One box is one chunk: the same bytes on both sides. Thin lines part its tokens. "
-        "Dotted red: no counterpart. Dashed: not correct. Italic: special token. Pale: not under the mask. "
+        "Dotted red: no counterpart; dotted grey, the same for a token that is not under the mask. Dashed: not correct. "
+        "Italic: special token. Pale: not under the mask. "
         "A blank is drawn as ·, a line end as ↵."
     )
     return (
@@ -51,7 +53,8 @@ def _row(row: RowView) -> str:
 
 def _chunk(chunk: ChunkView, position: int) -> str:
     if chunk.chunk_id < 0:
-        opening = '<span class="alone">'
+        is_outside = not any(token.supervised for token in (*chunk.student, *chunk.teacher))
+        opening = f'<span class="{"outside" if is_outside else "alone"}">'
     else:
         kind = "chunk" if chunk.is_correct else "chunk incorrect"
         opening = f'<span class="{kind}" style="--hue:{HUES[position % len(HUES)]}">'

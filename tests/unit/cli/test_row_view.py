@@ -152,3 +152,11 @@ def test_html_escapes_everything_and_needs_nothing() -> None:
     assert "".join(reader.text).count(evil) == 4
     assert "http" not in page
     assert "url(" not in page
+
+
+def test_html_tells_a_token_outside_the_mask_from_one_without_counterpart() -> None:
+    outside = TokenView(1, "prompt", False, False)
+    chunks = (ChunkView(-1, False, (outside,), ()), ChunkView(-1, False, (outside, *tokens("answer")), ()))
+    page = html_page([row_of(chunks)], title="two")
+    assert page.count('class="outside"') == page.count('class="alone"') == 1
+    assert page.index('class="outside"') < page.index('class="alone"')
