@@ -10,6 +10,7 @@ Shape legend: D = documents, N = tokens of one side, V = vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,13 +31,15 @@ __all__ = ["TokenReadings", "check_ids", "document_ranges", "equal_prefixes", "r
 class TokenReadings:
     """Bytes of every id in every reading.
 
-    values: large_binary [V + extra], the plain readings first. unprefixed, literal, role_mark: int32 [V], where an id's other
-    reading stands in `values` (its own plain one where it has no other). text: int32 [V], the reading of the offset route:
-    special tokens are literal, pieces that continue a word have lost WordPiece's `##`. begins_blank: bool [V], first byte is a
-    blank. second_blank: bool [V], so is the second. is_lone_blank: bool [V], it is nothing but one blank. is_special: bool [V].
+    values: large_binary [V + extra], the plain readings first. lengths: int64 [V + extra], bytes of each.
+    unprefixed, literal, role_mark: int32 [V], where an id's other reading stands in `values` (its own plain one where it has no
+    other). text: int32 [V], the reading of the offset route: special tokens are literal, pieces that continue a word have lost
+    WordPiece's `##`. begins_blank: bool [V], first byte is a blank. second_blank: bool [V], so is the second. is_lone_blank: bool
+    [V], it is nothing but one blank. is_special: bool [V].
     """
 
     values: pa.LargeBinaryArray
+    lengths: IntArray
     unprefixed: npt.NDArray[np.int32]
     literal: npt.NDArray[np.int32]
     role_mark: npt.NDArray[np.int32]
@@ -87,8 +90,19 @@ def _build_readings(adapter: TokenizerAdapter) -> TokenReadings:
     unprefixed, literal, role_mark = columns
     text = literal.copy()
     text[continuing] = np.arange(at, at + len(continuing))
+    bounds = np.frombuffer(values.buffers()[1], dtype=np.int64, count=len(values) + 1)
+    lengths: IntArray = bounds[1:] - bounds[:-1]
     return TokenReadings(
-        values, unprefixed, literal, role_mark, text, first, second, first & (table.lengths == 1), np.asarray(table.is_special)
+        values,
+        lengths,
+        unprefixed,
+        literal,
+        role_mark,
+        text,
+        first,
+        second,
+        first & (table.lengths == 1),
+        np.asarray(table.is_special),
     )
 
 
@@ -111,12 +125,12 @@ def _without_first_byte(data: npt.NDArray[np.uint8], cuts: IntArray) -> pa.Large
     return pa.Array.from_buffers(pa.large_binary(), len(cuts) - 1, buffers)
 
 
-def take_bytes(readings: TokenReadings, columns: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.uint8], IntArray]:
+def take_bytes(readings: TokenReadings, columns: npt.NDArray[np.integer[Any]]) -> tuple[npt.NDArray[np.uint8], IntArray]:
     """Concatenated bytes (uint8) and cuts (int64 [N + 1]) of entries of `readings.values` (int32 [N])."""
     return take_bytes_of(readings.values, columns)
 
 
-def take_bytes_of(values: pa.LargeBinaryArray, columns: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.uint8], IntArray]:
+def take_bytes_of(values: pa.LargeBinaryArray, columns: npt.NDArray[np.integer[Any]]) -> tuple[npt.NDArray[np.uint8], IntArray]:
     """The same of any large_binary array. `columns` must lie inside it: they are not checked."""
     taken = pc.take(values, pa.array(columns), boundscheck=False)
     _, cut_buffer, byte_buffer = taken.buffers()
@@ -130,9 +144,9 @@ def check_ids(adapter: TokenizerAdapter, tokens: FlatTokens) -> None:
     """TokenizerError for an id that the tokenizer does not have."""
     if len(tokens.ids) == 0:
         return
-    lowest, highest = int(tokens.ids.min()), int(tokens.ids.max())
-    if lowest < 0 or highest >= adapter.vocab_size:
-        bad = lowest if lowest < 0 else highest
+    highest = int(tokens.ids.view(np.uint32).max())  # a negative id counts as a huge one: one pass finds both
+    if highest >= adapter.vocab_size:
+        bad = int(np.uint32(highest).astype(np.int32))
         raise TokenizerError(
             f"token id {bad} is outside the {adapter.vocab_size} ids of {adapter.name}: these ids come from another tokenizer"
         )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from xtok.align.cuts import BoolArray, Chunks, IntArray, LineSide, TokenPlaces, chunks_from_cuts, chunks_on_line
+from xtok.align.fast_lane import FastAlignment, align_fast
 from xtok.align.flat import (
     BYTE_ROUTE,
     OFFSET_ROUTE,
@@ -47,13 +48,16 @@ __all__ = [
 ]
 
 
+SpanSource = Callable[[IntArray], SpanLookup | None]
+
+
 def align_flat(
     student: TokenizerAdapter,
     teacher: TokenizerAdapter,
     student_tokens: FlatTokens,
     teacher_tokens: FlatTokens,
     *,
-    spans: Callable[[IntArray], SpanLookup | None] | None = None,
+    spans: SpanSource | None = None,
 ) -> FlatAlignment:
     """Chunks of D documents, each tokenized by both sides, ids as shown to the models (added specials included).
 
@@ -66,6 +70,32 @@ def align_flat(
             f"student holds {student_tokens.num_texts} documents, teacher {teacher_tokens.num_texts}: align the same documents"
         )
     sides = Side(student, student_tokens), Side(teacher, teacher_tokens)
+    fast = align_fast(*sides)
+    if fast is None:
+        return _align_general(sides, spans)
+    if not fast.settled.all():
+        return _completed(fast, sides, spans)
+    return FlatAlignment.from_chunks(Chunks(fast.student_chunk_id, fast.teacher_chunk_id, fast.num_chunks))
+
+
+def _completed(fast: FastAlignment, sides: tuple[Side, Side], spans: SpanSource | None) -> FlatAlignment:
+    """The fast lane's documents, and the others aligned in the general way."""
+    rest = np.flatnonzero(~fast.settled)
+    (left, left_index), (right, right_index) = sides[0].select(rest), sides[1].select(rest)
+    general = _align_general((left, right), None if spans is None else lambda documents: spans(rest[documents]))
+    fast.student_chunk_id[left_index] = general.student_chunk_id
+    fast.teacher_chunk_id[right_index] = general.teacher_chunk_id
+    fast.num_chunks[rest] = general.num_chunks
+    route = np.zeros(len(fast.settled), dtype=np.uint8)
+    route[rest] = general.route
+    merged = FlatAlignment.from_chunks(Chunks(fast.student_chunk_id, fast.teacher_chunk_id, fast.num_chunks), route=route)
+    merged.pair_is_correct[np.repeat(~fast.settled, fast.num_chunks)] = general.pair_is_correct
+    return merged
+
+
+def _align_general(sides: tuple[Side, Side], spans: SpanSource | None) -> FlatAlignment:
+    """Every reading of the bytes, then the offset route."""
+    (student, student_tokens), (teacher, teacher_tokens) = ((side.adapter, side.tokens) for side in sides)
     check = verify(*sides)
     failing = np.flatnonzero(~check.is_verified)
     found = spans(failing) if spans is not None and len(failing) else None

@@ -23,7 +23,7 @@ from xtok.align.specials import UNK, Specials, find_specials
 from xtok.tokenizers.adapter import TokenizerAdapter
 from xtok.tokenizers.flat import FlatTokens
 
-__all__ = ["Side", "Verification", "verify"]
+__all__ = ["Side", "Verification", "prefix_guess", "verify"]
 
 # How special tokens are read. marks: BOS and EOS amid the text are marks of their role, all else is empty. amid: those amid the
 # text are their literal text. undeclared: so are those at the ends beyond what the tokenizer adds by itself. all; none.
@@ -47,8 +47,12 @@ class Side:
     def __init__(self, adapter: TokenizerAdapter, tokens: FlatTokens) -> None:
         check_ids(adapter, tokens)
         self.adapter, self.tokens, self.readings = adapter, tokens, readings_of(adapter)
-        is_special = np.take(self.readings.is_special, tokens.ids, mode="clip")  # checked above
-        self.specials: Specials = find_specials(np.flatnonzero(is_special), tokens.offsets)
+        # As indices once: every look-up by 32-bit ids would widen them again.
+        self.wide_ids: IntArray = tokens.ids.astype(np.int64)
+        self.lengths: IntArray = np.take(self.readings.lengths, self.wide_ids, mode="clip")  # checked above
+        self.empty: IntArray = np.flatnonzero(self.lengths == 0)
+        is_special = self.readings.is_special[tokens.ids[self.empty]]  # special tokens have no bytes in the plain reading
+        self.specials: Specials = find_specials(self.empty[is_special], tokens.offsets)
         self.first_content = tokens.offsets[:-1] + self.specials.num_leading
         self.has_content = self.first_content < tokens.offsets[1:]
         ids = tokens.ids if len(tokens.ids) else np.zeros(1, dtype=np.int32)
@@ -70,6 +74,16 @@ class Side:
         next_id = ids[np.where(exists, following, 0)] if len(ids) else self.first_id
         following_blank = np.where(exists, self.readings.begins_blank[next_id], if_empty)
         return np.where(alone, following_blank, self.readings.second_blank[self.first_id])
+
+    def without_prefix(self, documents: BoolArray) -> tuple[IntArray, IntArray]:
+        """(reading int64 [N], bytes int64 [N]) of each token, the first content token of `documents` (bool [D]) without its blank."""
+        strip = self.first_content[documents]
+        if not len(strip):
+            return self.wide_ids, self.lengths
+        columns, lengths = self.wide_ids.copy(), self.lengths.copy()
+        columns[strip] = self.readings.unprefixed[columns[strip]]
+        lengths[strip] = self.readings.lengths[columns[strip]]
+        return columns, lengths
 
     def columns(self, without_prefix: BoolArray, reading: SpecialReading) -> npt.NDArray[np.int32]:
         """int32 [N]: entry of `readings.values` for each token. without_prefix: bool [D], leave out the dummy prefix blank."""
@@ -138,7 +152,7 @@ def verify(student: Side, teacher: Side) -> Verification:
     Where one tokenizer drops or rewrites text as a rule (its route is "offset"), both sides must end together. A reading in which
     both sides end together settles a document; of others the one that covers most bytes is kept.
     """
-    without = _prefix_guess(student, teacher), _prefix_guess(teacher, student)
+    without = prefix_guess(student, teacher), prefix_guess(teacher, student)
     first = _compare(student, teacher, without, READINGS[0])
     covered, is_whole = first.covered.copy(), first.is_whole.copy()
     if is_whole.all():
@@ -167,7 +181,7 @@ def verify(student: Side, teacher: Side) -> Verification:
     )
 
 
-def _prefix_guess(side: Side, other: Side) -> BoolArray:
+def prefix_guess(side: Side, other: Side) -> BoolArray:
     """bool [D]: the first blank is a dummy prefix, judged by what the other side begins with."""
     kind, other_kind = side.adapter.prefix_space, other.adapter.prefix_space
     if kind == "always" and other_kind != "never":
