@@ -161,6 +161,9 @@ def test_bare_name_runs_the_deployment(served: ServedPrefect, tmp_path: Path) ->
     assert artifacts["preprocess-progress"]["data"] == 100.0
     assert sum(row["rows"] for row in json.loads(artifacts["preprocess-parts"]["data"])) == 20
     assert "| teacher 0 | spm_bpe | byte |" in artifacts["preprocess-report"]["data"]
+    [written] = (served.folder / "by path").glob("runs/*/report.md")
+    assert artifacts["preprocess-report"]["data"] == written.read_text()
+    assert "<svg" in written.with_suffix(".html").read_text()
 
 
 def test_the_bare_name_needs_the_plugin(served: ServedPrefect, tmp_path: Path) -> None:
