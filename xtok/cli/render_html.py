@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from xtok.cli.chat_view import ShownText
 from xtok.cli.row_view import ChunkView, RowView, TokenView
 
 __all__ = ["html_page"]
@@ -23,8 +24,12 @@ p { margin: .2rem 0 .8rem; opacity: .75; }
 .side + .side { border-top: 1px solid #8886; }
 .token + .token { border-left: 1px solid #888; margin-left: 1px; padding-left: 1px; }
 .special { font-style: italic; } .unsupervised { opacity: .55; }
+.shown { white-space: pre-wrap; border-left: 3px solid #8886; padding-left: .6rem; font: 13px/1.45 ui-monospace, monospace; }
+.shown mark { color: inherit; border-radius: .2rem; background: hsl(var(--hue) 70% 50% / .25); }
+.shown mark::before { content: attr(title) " "; font-size: .75em; opacity: .7; }
 """
 HUES = (190, 130, 45, 300, 220)
+REGION_HUES = {"reasoning": 300, "close": 45, "answer": 130, "eot": 190}
 
 
 def html_page(rows: Sequence[RowView], *, title: str) -> str:
@@ -48,7 +53,19 @@ def _row(row: RowView) -> str:
     heading = f"{row.sample_id} ({row.source}:{row.line})"
     names = f"student {row.student_name} over teacher {row.teacher_index} {row.teacher_name}"
     chunks = "".join(_chunk(chunk, position) for position, chunk in enumerate(row.chunks))
-    return f'<h2>{escape(heading)}</h2>\n<p>{escape(names)} · {escape(row.summary)}</p>\n<div class="row">{chunks}</div>'
+    shown = "".join(map(_shown, row.shown))
+    return f'<h2>{escape(heading)}</h2>\n<p>{escape(names)} · {escape(row.summary)}</p>\n{shown}<div class="row">{chunks}</div>'
+
+
+def _shown(shown: ShownText) -> str:
+    """A chat as one side was shown it, regions marked."""
+    pieces = [
+        f'<bdi class="unsupervised">{escape(text)}</bdi>'
+        if region is None
+        else f'<mark title="{escape(region)}" style="--hue:{REGION_HUES.get(region, 220)}">{escape(text)}</mark>'
+        for text, region in shown.pieces
+    ]
+    return f'<p>{escape(shown.label)} is shown:</p>\n<div class="shown" dir="auto">{"".join(pieces)}</div>\n'
 
 
 def _chunk(chunk: ChunkView, position: int) -> str:

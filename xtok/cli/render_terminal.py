@@ -1,7 +1,7 @@
 """A row in the terminal: the student's line over the teacher's, chunks in alternating colours, columns in step.
 
 Colour is never the only sign: `|` parts the tokens of a chunk, `[ ]` encloses tokens without a counterpart, `!` opens a chunk
-that is not correct. So the same text can be read in a log.
+that is not correct, and ⟦name⟧ opens a region of a chat, ⟦/⟧ closes it. So the same text can be read in a log.
 """
 
 from __future__ import annotations
@@ -13,18 +13,23 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from xtok.cli.chat_view import ShownText
 from xtok.cli.row_view import ChunkView, RowView, TokenView
 
 __all__ = ["print_row"]
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue")
+REGION_COLOURS = {"reasoning": "magenta", "close": "yellow", "answer": "green", "eot": "cyan"}
 GAP = 1
+MAX_CONTEXT = 400  # characters of a chat before its final turn, where not all is asked for
 
 
 def print_row(row: RowView, console: Console, *, max_lines: int | None = None) -> None:
     """Print one row, wrapped at the console's width. max_lines: at most so many pairs of lines, then how many chunks are left."""
     console.print(Text.assemble((row.sample_id, "bold"), f"  {row.source}:{row.line}"), soft_wrap=True)
     console.print(Text(row.summary, style="dim"), soft_wrap=True)
+    for side in row.shown:
+        _print_shown(side if max_lines is None else side.shortened(MAX_CONTEXT), console)
     labels = (f"student {row.student_name}", f"teacher {row.teacher_index} {row.teacher_name}")
     margin = max(map(cell_len, labels)) + 2
     shown = 0
@@ -39,6 +44,18 @@ def print_row(row: RowView, console: Console, *, max_lines: int | None = None) -
         console.print()
     if shown < len(row.chunks):
         console.print(Text(f"… {len(row.chunks) - shown} more chunks (--full shows all)", style="dim"))
+
+
+def _print_shown(shown: ShownText, console: Console) -> None:
+    """A side's rendering: context dim, what is supervised in the colour and the marks of its region."""
+    text = Text(f"{shown.label} is shown:\n", style="bold")
+    for piece, region in shown.pieces:
+        if region is None:
+            text.append(piece, style=Style(dim=True, bold=False))
+        else:
+            text.append(f"⟦{region}⟧{piece}⟦/⟧", style=Style(color=REGION_COLOURS.get(region), bold=False))
+    console.print(text)
+    console.print()
 
 
 def _blocks(chunks: Sequence[ChunkView], width: int) -> Iterator[list[ChunkView]]:

@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 
 from schemas.config import ModelSide
 from schemas.plan import PlannedSide
+from xtok.cli.chat_view import ShownText, final_turn, shown_text
 from xtok.cli.row_view import RowView, TokenView, pair_chunks, token_views
 from xtok.cli.run_record import recorded_config
 from xtok.errors import ConfigError, DatasetError, FingerprintMismatchError
-from xtok.shards.read import Dataset, RowGroupRef
+from xtok.shards.read import Dataset, RowGroupRef, Side
 from xtok.shards.sides import load_side
 from xtok.tokenizers import TokenizerAdapter
 
@@ -104,6 +105,8 @@ class RowSource:
                 teacher = token_views(self._tokenizer(index + 1), other["input_ids"], other["token_mask"])
                 ids, correct = (other["student_chunk_id"], other["teacher_chunk_id"]), other["pair_is_correct"]
                 coverage, route = other["coverage"], other["route"]
+        chunks = pair_chunks(student, teacher, ids[0], ids[1], correct)
+        is_chat = self.dataset.manifest.mode == "chat"
         return RowView(
             sample_id=row["sample_id"],
             source=row["source"],
@@ -114,8 +117,20 @@ class RowSource:
             route=route,
             coverage=coverage,
             note=note,
-            chunks=pair_chunks(student, teacher, ids[0], ids[1], correct),
+            chunks=final_turn(chunks) if is_chat else chunks,
+            shown=tuple(self._shown(address, index)) if is_chat else (),
         )
+
+    def _shown(self, address: RowAddress, index: int) -> Iterator[ShownText]:
+        """What the student and this teacher were shown; nothing for a side that refuses the row or sees what the student sees."""
+        sides: list[tuple[str, Side]] = [(f"student {self._sides[0].name}", "student")]
+        if not self._sides[index + 1].same_as_student:
+            sides.append((f"teacher {index} {self._sides[index + 1].name}", index))
+        for label, side in sides:
+            table = self.dataset.read_rendered(address.group, side, ["text", "regions"])
+            shown = shown_text(label, table.slice(address.offset, 1).to_pylist()[0])
+            if shown is not None:
+                yield shown
 
     def _read(self, address: RowAddress, side: Any, columns: list[str]) -> dict[str, Any]:
         table = self.dataset.read_row_group(address.group, side, columns)

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
+from typing import TYPE_CHECKING
 
 from xtok.tokenizers import TokenizerAdapter
+
+if TYPE_CHECKING:
+    from xtok.cli.chat_view import ShownText
 
 __all__ = ["ChunkView", "RowView", "TokenView", "pair_chunks", "spell", "token_views"]
 
@@ -39,7 +43,10 @@ class ChunkView:
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """One row against one teacher. route, coverage: None for a same-tokenizer teacher; note: what is special about this pair."""
+    """One row against one teacher. route, coverage: None for a same-tokenizer teacher; note: what is special about this pair.
+
+    shown: of a chat, what each side was shown; its chunks are then those of the final turn alone.
+    """
 
     sample_id: str
     source: str
@@ -51,6 +58,7 @@ class RowView:
     coverage: float | None
     note: str | None
     chunks: tuple[ChunkView, ...]
+    shown: tuple[ShownText, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -59,6 +67,8 @@ class RowView:
         one_to_one = sum(len(chunk.student) == len(chunk.teacher) == 1 for chunk in paired)
         tokens = [sum(len(getattr(chunk, side)) for chunk in self.chunks) for side in ("student", "teacher")]
         parts = [f"{tokens[0]} student tokens", f"{tokens[1]} teacher tokens", f"{len(paired)} chunks, {one_to_one} one to one"]
+        if self.shown:
+            parts[0] = f"final turn: {parts[0]}"
         incorrect = sum(not chunk.is_correct for chunk in paired)
         if incorrect:
             parts.append(f"{incorrect} not correct")
