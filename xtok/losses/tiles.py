@@ -35,7 +35,7 @@ Parts = tuple[Tensor, ...]
 _CPU_BLOCKS = 8
 _CPU_MIN_BLOCK = 512
 _UPCAST_ELEMENTS = 1 << 22  # 16 MB of fp32 head at a time
-_CPU_CACHE_ELEMENTS = 1 << 19  # elementwise work stays near the cores
+_CPU_CACHE_ELEMENTS = 1 << 20  # near the cores, yet few parallel regions: each waits for the slowest thread
 _DEVICE_CACHE_ELEMENTS = 1 << 24
 # Probabilities of a large vocabulary are subnormal in fp16; a power of two brings them back and leaves 1.0 far from overflow.
 _FP16_GRADIENT_SCALE = 8192.0
