@@ -2,6 +2,9 @@
 
 A source is one file of JSON lines (plain, gzip or zstd) or Parquet. Its portable name is the shortest trailing path that no other
 source of the run has: it stands in the plan and the tables, the full URL never does.
+
+A plain file is opened at a part's first byte. A compressed one has no such place: it is decompressed from its start for every part
+that it spans, so many compressed files of a few parts each are better than one of a thousand.
 """
 
 from __future__ import annotations
