@@ -188,6 +188,8 @@ class TrainConfig(_Frozen):
     def _parts_fit(self) -> Self:
         if self.objectives.distill and not self.teachers:
             raise ValueError("objectives.distill needs teachers: one for each teacher of the dataset")
+        if "://" in self.output:
+            raise ValueError(f"output {self.output!r} must be a local or mounted folder: checkpoints are moved into place there")
         given = {"kd_weight", "ce_weight"} & set(self.distillation)
         if given:
             raise ValueError(f"distillation sets {sorted(given)}: the weights are objectives.distill and objectives.ce")

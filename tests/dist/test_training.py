@@ -64,6 +64,25 @@ def test_accumulation_changes_nothing(world: dict[str, Any], one_process: Any, t
         assert left["loss"] == pytest.approx(right["loss"], rel=1e-5)
 
 
+def test_a_step_with_fewer_rows_than_ranks(world: dict[str, Any], tmp_path: Path) -> None:
+    """One row a step: a rank without rows still takes part in every collective, with teachers in shards, and whichever is selected."""
+    changes: dict[str, Any] = {"batch_tokens": 1, "steps": 3, "checkpoint": {"every_steps": None}}
+    changes["distillation"] = {"vocab_topk": None, "teacher_combination": "select_teacher"}
+    alone = make_config(world, tmp_path / "one", **changes)
+    want = train(alone)
+    teachers = [{**teacher, "shard": True} for teacher in alone["teachers"]]
+    got = train({**alone, "output": str(tmp_path / "two"), "teachers": teachers, "accumulation": 2}, num_ranks=2)
+    for name in ("loss", "kd_loss", "draft_loss", "grad_norm"):
+        assert [line[name] for line in got] == pytest.approx([line[name] for line in want], rel=1e-4), name
+
+
+def test_bfloat16_with_activation_checkpointing_on_every_layout(world: dict[str, Any], tmp_path: Path) -> None:
+    changes = {"precision": "bfloat16", "activation_checkpointing": True, "steps": 3, "checkpoint": {"every_steps": 2}}
+    want = train(make_config(world, tmp_path / "one", **changes))
+    got = train(make_config(world, tmp_path / "four", **changes, accumulation=2), num_ranks=4, tp=2)
+    assert [line["loss"] for line in got] == pytest.approx([line["loss"] for line in want], rel=1e-2)
+
+
 def test_resumed_equals_uninterrupted(world: dict[str, Any], one_process: Any, tmp_path: Path) -> None:
     base = make_config(world, tmp_path / "same")
     shutil.copytree(one_process[0] / "checkpoints/step-00000005", tmp_path / "same/checkpoints/step-00000005")

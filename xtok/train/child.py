@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from schemas.train_config import TrainConfig
 from xtok import errors, storage
-from xtok.train.report import read_metrics
+from xtok.train.metrics_log import METRICS_FILE
 
 __all__ = ["CHILD_LOG", "TrainingProcess", "typed_error"]
 
@@ -59,13 +59,10 @@ class TrainingProcess:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Lines of metrics.jsonl that this launch writes, as they come, until it ends."""
-        began, shown = time.time(), 0
+        follower = _Follower(storage.join(self._config.output, METRICS_FILE))
         while True:
             ended = self._process.poll() is not None
-            # Lines of steps that are run again are dropped when the run starts: what counts is when a line was written.
-            fresh = [line for line in read_metrics(self._config.output) if line["time"] >= began]
-            yield from fresh[shown:]
-            shown = len(fresh)
+            yield from follower.fresh()
             if ended:
                 return
             time.sleep(POLL_SECONDS)
@@ -79,6 +76,29 @@ class TrainingProcess:
             raise typed_error(told or f"the launcher ended with exit code {self._process.returncode}; see {log}")
         answer: dict[str, Any] = json.loads(stdout.splitlines()[-1])
         return answer
+
+
+class _Follower:
+    """New lines of a file that grows. A run that goes on first writes the file anew, without the steps that it will run again: its
+    lines are then read from the start, and those that were written before this object was made are passed over."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._began = path, time.time()
+        self._file, self._offset = -1, 0
+
+    def fresh(self) -> list[dict[str, Any]]:
+        """Whole lines since the last call."""
+        if not storage.exists(self._path):
+            return []
+        with storage.open_read(self._path) as stream:
+            file = os.fstat(stream.fileno()).st_ino
+            if file != self._file:
+                self._file, self._offset = file, 0
+            stream.seek(self._offset)
+            whole = stream.read().rpartition(b"\n")[0]
+        self._offset += len(whole) + 1 if whole else 0
+        lines = [json.loads(line) for line in whole.splitlines()]
+        return [line for line in lines if line["time"] >= self._began]
 
 
 def typed_error(told: str) -> errors.XtokError:

@@ -18,7 +18,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_launcher() -> None:
-    """End this process when the process that started it is gone: at once on Linux, else soon."""
+    """Under torchrun, end this process when that is gone: at once on Linux, else soon. A rank started by hand outlives its shell."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
     parent = int(os.environ.get(LAUNCHED_BY, "0")) or os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from xtok import storage
 from xtok.draft.metrics import MetricSum
 
-__all__ = ["MetricsLog", "summarize"]
+__all__ = ["METRICS_FILE", "MetricsLog", "summarize"]
 
 METRICS_FILE = "metrics.jsonl"
 

@@ -29,7 +29,7 @@ def draw_plot(lines: Sequence[dict[str, Any]], path: str) -> bool:
     rows = figure.subplots(2 if with_draft else 1, 1, squeeze=False)[:, 0]
     for key, name in LOSSES.items():
         _draw(rows[0], lines, name, lambda line, key=key: line.get(key))
-    rows[0].set(ylabel="nats", yscale="log", xlabel=None if with_draft else "step")
+    rows[0].set(ylabel="nats", xlabel=None if with_draft else "step")
     rows[0].legend(loc="upper right")
     if with_draft:
         _draw(rows[1], lines, "expected accepted length (tau)", lambda line: line.get("tau"))

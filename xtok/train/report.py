@@ -42,7 +42,7 @@ def metrics_table(lines: Sequence[Line]) -> list[dict[str, Any]]:
     places = {round(i * (len(training) - 1) / max(1, MAX_TRAINING_ROWS - 1)) for i in range(MAX_TRAINING_ROWS)}
     chosen = [line for place, line in enumerate(training) if place in places]
     chosen += [line for line in lines if line["kind"] == "evaluation"]
-    chosen.sort(key=lambda line: (line["step"], line["kind"]))
+    chosen.sort(key=lambda line: (line["step"], line["kind"] != "train"))
     columns = {name: key for name, key in COLUMNS.items() if any(line.get(key) is not None for line in chosen)}
     rows = []
     for line in chosen:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from schemas.train_config import TrainConfig
 from tests.unit.train.support import make_config
 from xtok.errors import ConfigError, TrainingError
-from xtok.train.child import typed_error
+from xtok.train.child import _Follower, typed_error
 from xtok.train.config_file import absolute_train_config, load_bundled_train_config
 from xtok.train.launch import torchrun_arguments
 from xtok.train.plot import draw_plot
@@ -149,3 +150,21 @@ def test_a_failure_of_the_child_gets_its_type_back() -> None:
     assert str(error) == "teachers: too many"
     assert type(typed_error("ZeroDivisionError: no")) is TrainingError
     assert str(typed_error("Signal 9")) == "Signal 9"
+
+
+def test_lines_are_followed_across_a_rewrite(tmp_path: Path) -> None:
+    """A resumed run replaces the file: what an earlier launch wrote is never shown, each new line once."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "time": 1.0}\n{"step": 2, "time": 2.0}\n')
+    follower = _Follower(str(file))
+    assert follower.fresh() == []
+    now = time.time() + 1
+    draft = tmp_path / "draft"
+    draft.write_text(f'{{"step": 1, "time": 1.0}}\n{{"step": 2, "time": {now}}}\n{{"st')
+    draft.replace(file)
+    assert [line["step"] for line in follower.fresh()] == [2]
+    with file.open("a") as stream:
+        stream.write(f'ep": 3, "time": {now}}}\n')
+    assert [line["step"] for line in follower.fresh()] == [3]
+    assert follower.fresh() == []
+    assert _Follower(str(tmp_path / "none")).fresh() == []
