@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_every_step_of_a_run(tmp_path: Path, source: Path, how: str) -> None:
         output = tmp_path / f"{how}-{number}"
         config = config_for(output, source, **PARTS)
         with count_steps(number, how) as broken:
-            error = failure(name, how, lambda config=config: preprocess(config, runner=RUNNER))
+            error = failure(name, how, partial(preprocess, config, runner=RUNNER))
         if how == "full":
             staging = output / "runs" / "staging"
             assert not staging.is_dir() or not list(staging.iterdir()), place
@@ -93,7 +94,7 @@ def test_every_step_of_adding_a_teacher(tmp_path: Path, source: Path, how: str) 
         shutil.copytree(tmp_path / "first", output)
         config = config_for(output, source, teachers=teachers, **PARTS)
         with count_steps(number, how):
-            failure(name, how, lambda config=config: preprocess(config, runner=RUNNER))
+            failure(name, how, partial(preprocess, config, runner=RUNNER))
         as_if_dead(output)
         now = frozen_files(output)
         if now["manifest.json"] == first["manifest.json"]:
