@@ -9,7 +9,7 @@ from typing import Any
 from schemas.tables import RejectReason
 from xtok.errors import RowRefused
 
-__all__ = ["Conversation", "Message", "check_text", "holds_float", "strings_of"]
+__all__ = ["Conversation", "Message", "holds_float", "strings_of"]
 
 Message = dict[str, Any]
 
@@ -18,13 +18,30 @@ Message = dict[str, Any]
 class Conversation:
     """One canonical conversation (see `xtok.chat.messages`); `template_kwargs` are the row's own, over those of the side.
 
-    has_float: whether a float stands anywhere in it, which engines print differently.
+    has_float: whether a float stands anywhere in it, which engines print differently. text: all strings it brings (`strings_of`),
+    joined by NUL, so that most questions about them are one search.
     """
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None
     template_kwargs: dict[str, Any]
     has_float: bool
+    text: str
+
+    @classmethod
+    def of(cls, messages: list[Message], tools: list[dict[str, Any]] | None, template_kwargs: dict[str, Any]) -> Conversation:
+        """From canonical parts. RowRefused (lone_surrogate) where a string holds half of a surrogate pair."""
+        strings: list[str] = []
+        for message in messages:
+            for key, value in message.items():
+                if key != "thinking" and key != "role":
+                    _collect(value, strings)
+        _collect(tools, strings)
+        _collect(template_kwargs, strings)
+        has_float = holds_float((messages, tools, template_kwargs))
+        conversation = cls(messages, tools, template_kwargs, has_float, "\0".join(strings))
+        _check_text(conversation)
+        return conversation
 
     @property
     def final(self) -> Message:
@@ -32,20 +49,27 @@ class Conversation:
         return self.messages[-1]
 
 
-def check_text(conversation: Conversation) -> None:
-    """RowRefused (lone_surrogate) where a string holds half of a surrogate pair, which no tokenizer can read."""
-    for where, text in strings_of(conversation):
-        if text.isascii():  # a flag of the string, no scan
-            continue
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RowRefused(
-                RejectReason.LONE_SURROGATE,
-                f"{where} holds the lone surrogate U+{ord(text[error.start]):04X}, which is no character",
-                stage="read",
-                side="source",
-            ) from error
+def _check_text(conversation: Conversation) -> None:
+    """RowRefused where a string holds half of a surrogate pair, which no tokenizer can read."""
+    if conversation.text.isascii():  # a flag of the string, no scan
+        return
+    try:
+        conversation.text.encode()
+    except UnicodeEncodeError:
+        for where, text in strings_of(conversation):
+            _refuse_surrogates(where, text)
+
+
+def _refuse_surrogates(where: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RowRefused(
+            RejectReason.LONE_SURROGATE,
+            f"{where} holds the lone surrogate U+{ord(text[error.start]):04X}, which is no character",
+            stage="read",
+            side="source",
+        ) from error
 
 
 def holds_float(value: Any) -> bool:
@@ -73,6 +97,20 @@ def strings_of(conversation: Conversation) -> Iterator[tuple[str, str]]:
                 yield from ((where, text) for text in _nested(value))
     yield from (("tools", text) for text in _nested(conversation.tools))
     yield from (("chat_template_kwargs", text) for text in _nested(conversation.template_kwargs))
+
+
+def _collect(value: Any, strings: list[str]) -> None:
+    """Appends every string in JSON-like data, keys of objects included, in the order of `strings_of`."""
+    kind = type(value)
+    if kind is str:
+        strings.append(value)
+    elif kind is dict:
+        for key, item in value.items():
+            strings.append(key)
+            _collect(item, strings)
+    elif kind is list:
+        for item in value:
+            _collect(item, strings)
 
 
 def _nested(value: Any) -> Iterator[str]:

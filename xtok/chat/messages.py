@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from schemas.tables import RejectReason
-from xtok.chat.conversation import Conversation, Message, check_text, holds_float
+from xtok.chat.conversation import Conversation, Message
 from xtok.errors import RowRefused
 
 __all__ = ["ARGUMENTS_TEXT", "ROLES", "ChatFields", "conversation_from_row", "normalize_messages"]
@@ -76,10 +76,7 @@ def conversation_from_row(row: Mapping[str, Any], fields: ChatFields | None = No
         _refuse(f"the row has none of {fields.messages!r}, {fields.conversations!r} and {fields.completion!r}: {sorted(row)}")
     messages = normalize_messages(raw)
     tools, template_kwargs = (None if name is None else row.get(name) for name in (fields.tools, fields.template_kwargs))
-    tools, template_kwargs = _normalize_tools(tools), _normalize_kwargs(template_kwargs)
-    conversation = Conversation(messages, tools, template_kwargs, holds_float((messages, tools, template_kwargs)))
-    check_text(conversation)
-    return conversation
+    return Conversation.of(messages, _normalize_tools(tools), _normalize_kwargs(template_kwargs))
 
 
 def normalize_messages(raw: Any) -> list[Message]:

@@ -72,8 +72,9 @@ def render_native(side: ChatSide, conversation: Conversation) -> RenderedChat:
 
 
 def _check_delimiters(side: ChatSide, conversation: Conversation, turn: _FinalTurn) -> None:
-    for where, text in strings_of(conversation):
-        for mark in (TURN_START, TURN_END):
+    found = [mark for mark in (TURN_START, TURN_END) if mark in conversation.text]
+    for where, text in strings_of(conversation) if found else ():
+        for mark in found:
             if mark in text:
                 side.refuse(RejectReason.LITERAL_DELIMITER, f"{where} holds the ChatML delimiter {mark!r}")
     for name, text in (("reasoning", turn.reasoning), ("answer", turn.content)):

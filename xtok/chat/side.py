@@ -195,7 +195,7 @@ class ChatSide:
 
     def check_marks(self, conversation: Conversation) -> None:
         """RowRefused where a message, a tool or a row argument holds the text of one of this tokenizer's special tokens."""
-        if self.allow_special_tokens_in_content or self.special_mark is None:
+        if self.allow_special_tokens_in_content or self.special_mark is None or not self.special_mark.search(conversation.text):
             return
         for where, text in strings_of(conversation):
             found = self.special_mark.search(text)

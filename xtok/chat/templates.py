@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from datetime import date, datetime
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -36,7 +37,7 @@ class ReferenceRenderer:
         self.source = source
         self.render_date = render_date
         self.special_tokens = dict(special_tokens)
-        self._template = _environment(render_date).from_string(source)
+        self._template = _compiled(source, render_date)
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, kwargs: Mapping[str, Any]) -> str:
         """The whole conversation, without a generation prompt. Raises TemplateFailure."""
@@ -62,6 +63,13 @@ def template_context(
     }
 
 
+@lru_cache(maxsize=64)
+def _compiled(source: str, render_date: date) -> jinja2.Template:
+    """Kept for the life of the process: compiling a production template takes as long as rendering a hundred chats."""
+    return _environment(render_date).from_string(source)
+
+
+@lru_cache(maxsize=64)
 def template_variables(source: str) -> frozenset[str]:
     """Names the template reads from outside: tells which switches (`enable_thinking` ...) it knows."""
     tree = _environment(date(2000, 1, 1)).parse(source)
@@ -78,9 +86,15 @@ def json_text(
 def fixed_clock(render_date: date) -> Callable[[str], str]:
     """The `strftime_now` of a template: `render_date` at midnight, whatever the day."""
     moment = datetime(render_date.year, render_date.month, render_date.day)
+    shown: dict[str, str] = {}  # templates ask for the same few formats in every row
 
     def strftime_now(format: str) -> str:
-        return moment.strftime(format)
+        text = shown.get(format)
+        if text is None:
+            text = moment.strftime(format)
+            if len(shown) < 64:
+                shown[format] = text
+        return text
 
     return strftime_now
 

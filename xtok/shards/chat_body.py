@@ -81,7 +81,9 @@ class ChatBody:
         rows = np.flatnonzero(accepted)
         student = keep_rows(everything, accepted)
         rejects = _rejects(block, range(len(block.idx)), everything.refusals, None)
-        columns = student_columns(block, rows, student.tokens, token_mask=student.token_mask, regions=regions_column(student.regions))
+        columns = student_columns(
+            block, rows, student.tokens, token_mask=student.token_mask, regions=regions_column(student.regions)
+        )
         counts = _own_counts(student, everything.refusals, rejects).model_copy(update={"num_rows": len(rows), "num_null_rows": 0})
         tables = BlockTables(columns, student_rejects=rejects, student_counts=counts)
         names = {name: columns[name] for name in ("sample_id", "idx")}

@@ -68,6 +68,4 @@ def select_rows(
 
 def reject_columns(rejects: Sequence[Reject]) -> dict[str, pa.Array]:
     """The rejects table's columns."""
-    return {
-        field.name: pa.array([getattr(reject, field.name) for reject in rejects], type=field.type) for field in REJECT_SCHEMA
-    }
+    return {field.name: pa.array([getattr(reject, field.name) for reject in rejects], type=field.type) for field in REJECT_SCHEMA}

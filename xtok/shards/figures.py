@@ -127,7 +127,9 @@ def part_figures(job: FiguresJob) -> Figures:
     teachers = [_row_groups(job.url, file, _TEACHER_COLUMNS) for _, file in with_files]
     for student, *tables in zip(students, *teachers, strict=True):
         rows = _StudentRows(student, is_special)
-        figures.add(Figures(source_rows=rows.per_source(np.ones(rows.num_rows, dtype=np.int64)), lengths=np.bincount(rows.lengths)))
+        figures.add(
+            Figures(source_rows=rows.per_source(np.ones(rows.num_rows, dtype=np.int64)), lengths=np.bincount(rows.lengths))
+        )
         for (index, _), table in zip(with_files, tables, strict=True):
             figures.add(Figures(teachers={index: _teacher_figures(rows, table)}))
     if job.part.rejects_file.num_rows:

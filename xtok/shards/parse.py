@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import orjson
 
 from schemas.tables import RejectReason
-from xtok.chat.conversation import Conversation, strings_of
+from xtok.chat.conversation import Conversation
 from xtok.chat.messages import ChatFields, conversation_from_row
 from xtok.errors import RowRefused
 
@@ -100,9 +100,9 @@ def parse_record(record: dict[str, Any], fields: RowFields) -> ParsedRow:
 
 def _parse_chat(record: dict[str, Any], fields: RowFields, chat: ChatFields) -> ParsedRow:
     conversation = conversation_from_row(record, chat)
-    num_characters = sum(len(text) for _, text in strings_of(conversation))
+    num_characters = len(conversation.text)
     if 4 * num_characters > fields.max_document_bytes:
-        _check_size("".join(text for _, text in strings_of(conversation)), fields)
+        _check_size(conversation.text, fields)
     sample_id = _sample_id(record, fields) or content_digest(_canonical(conversation))
     return ParsedRow("", sample_id, _loss_multiplier(record, fields), num_characters, conversation)
 

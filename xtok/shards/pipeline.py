@@ -17,11 +17,12 @@ from xtok.shards.freeze import agree, freeze_plan, write_plan
 from xtok.shards.part import run_part
 from xtok.shards.plan import Progress, RunPlan, make_plan, plan_bytes, read_plan
 from xtok.shards.pool import Runner, WorkerPool
+from xtok.shards.projections import build_projections
 from xtok.shards.publish import publish
 from xtok.shards.read import open_dataset
 from xtok.shards.records import part_jobs, read_record, record_path
 
-__all__ = ["absolute_config", "build_parts", "plan_dataset", "preprocess", "rebuild_part", "restore_plan"]
+__all__ = ["absolute_config", "build_parts", "plan_dataset", "preprocess", "rebuild_part", "restore_plan", "restore_projections"]
 
 
 def preprocess(config: PreprocessConfig, *, progress: Progress | None = None, runner: Runner | None = None) -> Manifest:
@@ -34,11 +35,14 @@ def preprocess(config: PreprocessConfig, *, progress: Progress | None = None, ru
     config = absolute_config(config)
     if runner is None:
         if config.engine != "local":
-            raise ConfigError(f"engine: {config.engine!r} needs a runner of its own; leave it out to use this machine's processes")
+            raise ConfigError(
+                f"engine: {config.engine!r} needs a runner of its own; leave it out to use this machine's processes"
+            )
         with WorkerPool(config.workers) as pool:
             return preprocess(config, progress=progress, runner=pool)
     run = plan_dataset(config, runner, progress)
-    return publish(run, build_parts(run, config, runner, progress), config)
+    projections = build_projections(run, config, runner)
+    return publish(run, build_parts(run, config, runner, progress), config, projections)
 
 
 def absolute_config(config: PreprocessConfig) -> PreprocessConfig:
@@ -115,6 +119,15 @@ def restore_plan(config: PreprocessConfig, *, runner: Runner | None = None) -> N
         with WorkerPool(1) as pool:
             return restore_plan(config, runner=pool)
     _published_plan(config, open_dataset(config.output).manifest, runner)
+
+
+def restore_projections(config: PreprocessConfig, *, runner: Runner | None = None) -> None:
+    """Builds the projections of a published dataset again where they are damaged or gone. Raises as `restore_plan` does."""
+    config = absolute_config(config)
+    if runner is None:
+        with WorkerPool(1) as pool:
+            return restore_projections(config, runner=pool)
+    build_projections(_published_plan(config, open_dataset(config.output).manifest, runner), config, runner)
 
 
 def _published_plan(config: PreprocessConfig, manifest: Manifest, runner: Runner) -> RunPlan:

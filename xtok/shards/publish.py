@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 
 from schemas.config import PreprocessConfig
-from schemas.manifest import Manifest, PartEntry, SideCounts
+from schemas.manifest import FileEntry, Manifest, PartEntry, SideCounts
 from schemas.plan import Plan, PlannedSide
 from xtok import storage
 from xtok.errors import PublicationRefusedError
@@ -21,12 +21,14 @@ from xtok.shards.totals import sum_counts
 __all__ = ["build_manifest", "check_limits", "figures_table", "manifest_bytes", "publish"]
 
 
-def publish(run: RunPlan, entries: Sequence[PartEntry], config: PreprocessConfig) -> Manifest:
+def publish(
+    run: RunPlan, entries: Sequence[PartEntry], config: PreprocessConfig, projections: Sequence[FileEntry | None] = ()
+) -> Manifest:
     """Checks the figures and writes manifest.json. entries: of every part, each verified by whoever built or skipped it.
 
     Raises PublicationRefusedError with the table of figures beyond `max_reject_fraction` or below `min_coverage`.
     """
-    manifest = build_manifest(run.plan, entries)
+    manifest = build_manifest(run.plan, entries, projections)
     check_limits(manifest, config)
     staging = storage.join(config.output, "runs", "staging")
     if read_plan(config.output) != run.plan:  # teachers were added to a published dataset
@@ -41,7 +43,7 @@ def manifest_bytes(manifest: Manifest) -> bytes:
     return (manifest.model_dump_json(indent=1) + "\n").encode()
 
 
-def build_manifest(plan: Plan, entries: Sequence[PartEntry]) -> Manifest:
+def build_manifest(plan: Plan, entries: Sequence[PartEntry], projections: Sequence[FileEntry | None] = ()) -> Manifest:
     """The manifest of a whole dataset."""
     parts = tuple(sorted(entries, key=lambda entry: entry.index))
     if [entry.index for entry in parts] != [part.index for part in plan.parts]:
@@ -71,6 +73,7 @@ def build_manifest(plan: Plan, entries: Sequence[PartEntry]) -> Manifest:
             None if side.same_as_student else totals.coverage for side, totals in zip(plan.teachers, teacher_totals, strict=True)
         ),
         parts=parts,
+        projections=tuple(projections),
     )
 
 
@@ -109,7 +112,9 @@ def figures_table(manifest: Manifest) -> str:
     reasons = [("source", reason, count) for reason, count in manifest.source_rejects.items()]
     reasons += [("student", reason, count) for reason, count in manifest.student_totals.rejects.items()]
     lines = [f"{'side':<12} {'rows':>10} {'refused':>10} {'tokens':>14} {'coverage':>9}  model"]
-    totals: list[tuple[str, PlannedSide, SideCounts, float | None]] = [("student", manifest.student, manifest.student_totals, None)]
+    totals: list[tuple[str, PlannedSide, SideCounts, float | None]] = [
+        ("student", manifest.student, manifest.student_totals, None)
+    ]
     for index, side in enumerate(manifest.teachers):
         totals.append((f"teacher={index}", side, manifest.teacher_totals[index], manifest.coverage[index]))
         refused = manifest.teacher_totals[index].rejects

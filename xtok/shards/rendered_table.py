@@ -33,7 +33,9 @@ def rendered_columns(names: dict[str, pa.Array], chats: Sequence[RenderedChat | 
         "content_start": pa.array([start for start, _ in content], pa.int64()),
         "content_end": pa.array([end for _, end in content], pa.int64()),
         "regions": regions_column([_all_spans(chat) if chat is not None else None for chat in chats]),
-        "calls_start": pa.array([chat.calls_start if chat is not None and chat.calls_start >= 0 else None for chat in chats], pa.int64()),
+        "calls_start": pa.array(
+            [chat.calls_start if chat is not None and chat.calls_start >= 0 else None for chat in chats], pa.int64()
+        ),
         "reasoning": pa.array([chat.reasoning if chat is not None else None for chat in chats], pa.string()),
     }
 
@@ -74,11 +76,7 @@ class HeldRendering:
     def read(cls, output: str, side: int | None, rendered: FileEntry, rejects: FileEntry, *, separate: bool) -> HeldRendering:
         """From the side's rendered file and the rejects. separate: native alignment, where every region stands alone."""
         name = reject_side(side)
-        chats = {
-            row["idx"]: _chat_of(row, separate=separate)
-            for row in _read(output, rendered)
-            if row["text"] is not None
-        }
+        chats = {row["idx"]: _chat_of(row, separate=separate) for row in _read(output, rendered) if row["text"] is not None}
         refusals = {
             (row["source"], row["line"]): RowRefused(row["reason"], row["message"], stage=row["stage"], side=name)
             for row in _read(output, rejects)

@@ -222,5 +222,3 @@ def _parse(record: dict[str, object] | RowRefused, fields: RowFields) -> ParsedR
 def count_rows(data: bytes) -> int:
     """Rows among the lines of `data`: the slow statement of the rule that planning and reading share."""
     return sum(1 for line in data.split(b"\n") if line and not line.isspace())
-
-

@@ -44,6 +44,7 @@ class Finding:
 def verify_dataset(dataset: Dataset, progress: Callable[[str, int, int], None] | None = None) -> list[Finding]:
     """Everything that is wrong with a dataset. progress: called with ("verify parts", done, total)."""
     findings = list(_verify_plan(dataset)) or list(_verify_manifest(dataset))
+    findings += [found for file in dataset.manifest.projections if file for found in _verify_digest(dataset, None, file)]
     for part in dataset.manifest.parts:
         findings.extend(verify_part(dataset, part))
         if progress is not None:
@@ -82,7 +83,7 @@ def _verify_manifest(dataset: Dataset) -> Iterator[Finding]:
     plan = read_plan(dataset.url)
     assert plan is not None, "its digest holds"
     try:
-        agrees = build_manifest(plan, dataset.manifest.parts) == dataset.manifest
+        agrees = build_manifest(plan, dataset.manifest.parts, dataset.manifest.projections) == dataset.manifest
     except ValueError:
         agrees = False
     if not agrees:
@@ -96,7 +97,8 @@ def _verify_record(dataset: Dataset, part: PartEntry) -> Iterator[Finding]:
         yield Finding(part.index, record_path(part.index), "it is not the entry of that part in manifest.json")
 
 
-def _verify_file(dataset: Dataset, part: int, file: FileEntry, schema: pa.Schema) -> Iterator[Finding]:
+def _verify_digest(dataset: Dataset, part: int | None, file: FileEntry) -> Iterator[Finding]:
+    """The file is there, of the size and digest that the manifest says."""
     url = storage.join(dataset.url, file.path)
     try:
         if not storage.exists(url):
@@ -109,7 +111,18 @@ def _verify_file(dataset: Dataset, part: int, file: FileEntry, schema: pa.Schema
         digest = storage.sha256(url)
         if digest != file.sha256:
             yield Finding(part, file.path, f"sha256 is {digest}, the manifest says {file.sha256}")
-            return
+    except StoreUnavailableError:
+        raise  # nothing is known of the file
+    except StorageError as error:
+        yield Finding(part, file.path, str(error))
+
+
+def _verify_file(dataset: Dataset, part: int, file: FileEntry, schema: pa.Schema) -> Iterator[Finding]:
+    damage = list(_verify_digest(dataset, part, file))
+    if damage:
+        yield from damage
+        return
+    try:
         with dataset.open_parquet(file) as parquet:
             groups = tuple(parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups))
             found = parquet.schema_arrow
