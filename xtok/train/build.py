@@ -179,7 +179,7 @@ def _loss(
             **config.distillation, kd_weight=config.objectives.distill, ce_weight=config.objectives.ce or 0.0
         )
         projections = [
-            None if side.same_as_student else _projection(config, index, student, teachers[index])
+            None if side.same_as_student else _projection(config, manifest, index, student, teachers[index])
             for index, side in enumerate(manifest.teachers)
         ]
         return CrossTokenizerDistillationLoss(settings, projections, student_vocab_size=student.vocab_size)
@@ -189,16 +189,17 @@ def _loss(
         raise ConfigError(f"distillation: {error}") from error
 
 
-def _projection(config: TrainConfig, index: int, student: TokenizerAdapter, teacher: TokenizerAdapter) -> Projection:
+def _projection(
+    config: TrainConfig, manifest: Manifest, index: int, student: TokenizerAdapter, teacher: TokenizerAdapter
+) -> Projection:
     """The given file, else the dataset's own, else built now."""
-    prints = {"student_fingerprint": student.content_fingerprint, "teacher_fingerprint": teacher.content_fingerprint}
     given = None if config.projections is None else config.projections[index]
-    stored = storage.join(config.dataset, "projection", f"teacher={index}.parquet")
-    if given is not None:
-        return Projection.from_table(read_projection(given, **prints))
-    if storage.exists(stored):
-        return Projection.from_table(read_projection(stored, **prints))
-    return Projection.from_table(build_projection(student, teacher))
+    stored = manifest.projections[index] if manifest.projections else None
+    path = given or (None if stored is None else storage.join(config.dataset, stored.path))
+    if path is None:
+        return Projection.from_table(build_projection(student, teacher))
+    prints = {"student_fingerprint": student.content_fingerprint, "teacher_fingerprint": teacher.content_fingerprint}
+    return Projection.from_table(read_projection(path, **prints))
 
 
 def _draft(config: TrainConfig, model: Any) -> DraftModel:
