@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from xtok.storage import files
-
 __all__ = ["Died", "Steps", "count_steps"]
 
 
@@ -76,6 +74,6 @@ def count_steps(fail_at: int | None = None, how: str = "full") -> Iterator[Steps
         steps.take(f"remove {path.name}", lambda: unlink(path, missing_ok=missing_ok))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files.os, "replace", counted_replace)
+        patch.setattr(os, "replace", counted_replace)
         patch.setattr(Path, "unlink", counted_unlink)
         yield steps

@@ -63,7 +63,9 @@ def test_every_step_of_a_run(tmp_path: Path, source: Path, how: str) -> None:
             assert not staging.is_dir() or not list(staging.iterdir()), place
         if error is not None:
             if how == "full":
-                assert re.search(rf"cannot (write|remove) .*{name.rsplit('/', 1)[-1].split()[-1]}.*no space left", str(error)), place
+                assert re.search(rf"cannot (write|remove) .*{name.rsplit('/', 1)[-1].split()[-1]}.*no space left", str(error)), (
+                    place
+                )
             is_published = how == "after" and name == "manifest.json"
             assert (output / "manifest.json").exists() == is_published, place
             assert broken.done == steps.done[: number + (how == "after")], place

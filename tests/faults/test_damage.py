@@ -59,7 +59,9 @@ def test_every_table_and_the_plan(tmp_path: Path, source: Path, damage: Callable
     assert len(tables) == 2 * 4
     for path in ["plan.json", *tables]:
         damage(tmp_path / "out" / path)
-        times = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in sound if name not in (path,) and "plan" not in name}
+        times = {
+            name: (tmp_path / "out" / name).stat().st_mtime_ns for name in sound if name not in (path,) and "plan" not in name
+        }
         dataset = open_dataset(str(tmp_path / "out"))
         findings = verify_dataset(dataset)
         assert {finding.path for finding in findings} == {path}

@@ -174,7 +174,9 @@ def test_the_loader_gives_the_batches_of_a_disk(
     kept = [path for path in folder.rglob("*") if path.is_file()]
     if cache_bytes == 10**9:
         files = [path for path in frozen_files(tmp_path / "whole") if path.startswith(("student/", "teacher=0/"))]
-        assert sorted(path.stat().st_size for path in kept) == sorted((tmp_path / "whole" / path).stat().st_size for path in files)
+        assert sorted(path.stat().st_size for path in kept) == sorted(
+            (tmp_path / "whole" / path).stat().st_size for path in files
+        )
         assert s3_server.requests == [], "the second pass reads the disk alone"
     elif cache_bytes:
         assert 0 < sum(path.stat().st_size for path in kept) <= cache_bytes
