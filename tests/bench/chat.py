@@ -1,132 +1,111 @@
-"""Chats: rendering, tokenizing, placing and aligning a student and two teachers, against plain Jinja and Hugging Face's tokenizers."""
+"""Preprocessing chats end to end against plain Jinja rendering and Hugging Face's tokenization alone.
+
+Both sides use the same two worker processes, chats, templates and tokenizers; start-up (processes, loading, the first build) is left
+out on both. Ours: plan, scan for duplicates, read, render, encode, prove, locate, align, write both tables of every side, verify,
+publish. The baseline: `Template.render` and `encode_batch_fast` of conversations that are already in memory. Runs are interleaved;
+medians count. Below, the stages of our parts: seconds over both workers, of the last run.
+"""
 
 from __future__ import annotations
 
-import os
+import json
+import statistics
+import tempfile
 import time
-from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-import orjson
+from tokenizers import Tokenizer
 
+from schemas.config import PreprocessConfig
 from tests import real_tokenizers
-from xtok.chat import (
-    ChatRenderer,
-    ChatSide,
-    Conversation,
-    LocatedPart,
-    RenderedPart,
-    align_chats,
-    conversation_from_row,
-    locate_tokens,
-    texts_of,
-)
-from xtok.chat.templates import ReferenceRenderer, TemplateFailure
-from xtok.tokenizers import FlatTokens, ProvenEncoder, load_tokenizer
+from tests.bench.chat_stages import DAY, NAMES, chat_rows, render_plainly
+from xtok.chat import Conversation, conversation_from_row
+from xtok.chat.templates import ReferenceRenderer
+from xtok.shards.pipeline import absolute_config, preprocess
+from xtok.shards.pool import WorkerPool
+from xtok.shards.read import open_dataset
+from xtok.shards.timing import read_timings
+from xtok.tokenizers import load_tokenizer
 
 NAME = "chat"
-DESCRIPTION = "student Qwen3, teachers Llama 3.2 and gpt-oss: all stages against Jinja + Hugging Face for the same chats, CPU time"
+DESCRIPTION = "chats to published shards, student Qwen3 + Llama 3.2 and gpt-oss, against plain Jinja + encode_batch_fast alone"
 
-NAMES = ("qwen3", "llama3_2", "gpt_oss")
-DAY = date(2025, 1, 2)
-MIN_ROWS = 600
-ROUNDS = 3
-
-
-def _rows() -> list[dict[str, Any]]:
-    shared = os.environ.get("XTOK_SHARED")
-    folder = Path(shared) / "data" if shared else Path(__file__).resolve().parents[2] / "infra" / "bundled"
-    rows = [orjson.loads(line) for line in (folder / "chats.jsonl").read_bytes().splitlines()]
-    copies = -(-MIN_ROWS // len(rows))
-    # Each copy opens with another system message, so that no cache of whole texts helps.
-    return [_with_system(row, f"You are assistant number {copy}.") for copy in range(copies) for row in rows]
-
-
-def _with_system(row: dict[str, Any], text: str) -> dict[str, Any]:
-    messages = conversation_from_row(row).messages
-    if messages[0]["role"] in ("system", "developer"):
-        messages = messages[1:]
-    return {"messages": [{"role": "system", "content": text}, *messages], "tools": row.get("tools")}
-
-
-def _timed(stages: dict[str, float], name: str, body: Callable[[], Any]) -> Any:
-    began = time.process_time()
-    result = body()
-    stages[name] = stages.get(name, 0.0) + time.process_time() - began
-    return result
-
-
-class _Ours:
-    """Our path, a renderer and a proven encoder a side, kept over the parts of a run as a worker keeps them."""
-
-    def __init__(self, folder: Path, sample: list[Conversation]) -> None:
-        adapters = [load_tokenizer(str(folder / name), backend="auto") for name in NAMES]
-        names = ("student", "teacher=0", "teacher=1")
-        self.renderers = [
-            ChatRenderer(ChatSide(adapter, name=name, render_date=DAY)) for adapter, name in zip(adapters, names, strict=True)
-        ]
-        self.encoders = [ProvenEncoder(adapter) for adapter in adapters]
-        for renderer in self.renderers:
-            renderer.prove(sample)
-
-    def run(self, rows: list[dict[str, Any]], stages: dict[str, float]) -> None:
-        conversations = _timed(stages, "read", lambda: [conversation_from_row(row) for row in rows])
-        parts: list[LocatedPart] = []
-        for renderer, encoder in zip(self.renderers, self.encoders, strict=True):
-            rendered: RenderedPart = _timed(stages, "render", lambda r=renderer: r.render_part(conversations))
-            tokens: FlatTokens = _timed(stages, "encode", lambda e=encoder, r=rendered: e.encode_flat(texts_of(r)))
-            parts.append(_timed(stages, "place", lambda s=renderer.side, r=rendered, t=tokens: locate_tokens(s, r, t)))
-        for teacher in parts[1:]:
-            _timed(stages, "align", lambda t=teacher: align_chats(parts[0], t))
-
-
-class _Plain:
-    """What every open pipeline does at the least: render each side with Jinja, encode it with Hugging Face."""
-
-    def __init__(self, folder: Path) -> None:
-        adapters = [load_tokenizer(str(folder / name)) for name in NAMES]
-        self.sides = [
-            (ReferenceRenderer(adapter.chat_template or "", render_date=DAY, special_tokens=adapter.special_tokens), adapter)
-            for adapter in adapters
-        ]
-
-    def run(self, conversations: list[Conversation], stages: dict[str, float]) -> None:
-        for renderer, adapter in self.sides:
-            texts = _timed(stages, "render", lambda r=renderer: [_render(r, conversation) for conversation in conversations])
-            _timed(stages, "encode", lambda a=adapter, t=texts: a.reference.encode_flat(t))
-
-
-def _render(renderer: ReferenceRenderer, conversation: Conversation) -> str:
-    try:
-        return renderer.render(conversation.messages, conversation.tools, conversation.template_kwargs)
-    except TemplateFailure:
-        return ""
+WORKERS = 2
+REPEATS = 3
+ROWS = 2400
+_BASELINE: dict[str, tuple[ReferenceRenderer, Tokenizer]] = {}
 
 
 def run() -> list[dict[str, Any]]:
-    """Stages in CPU microseconds a chat; the best of ROUNDS interleaved rounds."""
-    folder = real_tokenizers.build(real_tokenizers.default_folder())
-    rows = _rows()
-    conversations = [conversation_from_row(row) for row in rows]
-    ours, plain = _Ours(folder, conversations[:: len(conversations) // 50]), _Plain(folder)
-    best: list[dict[str, float]] = []
-    for _ in range(ROUNDS):
-        measured: tuple[dict[str, float], dict[str, float]] = ({}, {})
-        ours.run(rows, measured[0])
-        plain.run(conversations, measured[1])
-        totals = [sum(stages.values()) for stages in measured]
-        if not best or totals[0] / totals[1] < sum(best[0].values()) / sum(best[1].values()):
-            best = list(measured)
-    micro = 1e6 / len(rows)
-    unit = "us/chat"
-    figures = [
-        {"metric": "all stages", "value": sum(best[0].values()) * micro, "baseline": sum(best[1].values()) * micro, "limit": "<= 0.5"}
-    ]
-    for stage in ("read", "render", "encode", "place", "align"):
-        base = best[1].get(stage)
-        figures.append(
-            {"metric": stage, "value": best[0][stage] * micro, "baseline": None if base is None else base * micro, "limit": None}
-        )
-    return [{**figure, "unit": unit} for figure in figures]
+    """The figures."""
+    tokenizers = real_tokenizers.build(real_tokenizers.default_folder())
+    rows = chat_rows(ROWS)
+    with tempfile.TemporaryDirectory() as name, WorkerPool(WORKERS) as pool:
+        folder = Path(name)
+        source = folder / "chats.jsonl"
+        lines = (json.dumps({"id": number} | row, ensure_ascii=False) + "\n" for number, row in enumerate(rows))
+        source.write_text("".join(lines), encoding="utf-8")
+        conversations = [conversation_from_row(row) for row in rows]
+        jobs = [
+            (str(tokenizers / side), conversations[start :: 2 * WORKERS]) for start in range(2 * WORKERS) for side in NAMES
+        ]
+        ours: list[float] = []
+        baseline: list[float] = []
+        output = ""
+        for repeat in range(REPEATS + 1):
+            output = str(folder / f"run-{repeat}")
+            seconds = _timed(lambda output=output: preprocess(_config(output, source, tokenizers), runner=pool))
+            plain = _timed(lambda: list(pool.map(_plainly, jobs, lambda job: "the baseline")))
+            # The baseline's jobs carry their chats to the workers; that is neither rendering nor tokenization.
+            plain -= _timed(lambda: list(pool.map(_receive_alone, jobs, lambda job: "the baseline")))
+            if repeat:  # the first round loads tokenizers and warms caches
+                ours.append(seconds)
+                baseline.append(plain)
+        figures = [_figure("chats end to end", statistics.median(ours), statistics.median(baseline), "<= 0.5", "s")]
+        return figures + [_figure(name, seconds, None, None, "s") for name, seconds in _stages(output).items()]
+
+
+def _timed(action: Any) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def _config(output: str, source: Path, tokenizers: Path) -> PreprocessConfig:
+    student, *teachers = ({"tokenizer": str(tokenizers / side), "context_length": 8192} for side in NAMES)
+    fields = {"mode": "chat", "sources": [str(source)], "student": student, "teachers": teachers, "output": output}
+    limits = {"part_bytes": 700_000, "workers": WORKERS, "render_date": DAY, "max_reject_fraction": 0.5}
+    return absolute_config(PreprocessConfig.model_validate(fields | limits))
+
+
+def _plainly(job: tuple[str, list[Conversation]]) -> int:
+    folder, conversations = job
+    if folder not in _BASELINE:
+        adapter = load_tokenizer(folder)
+        renderer = ReferenceRenderer(adapter.chat_template or "", render_date=DAY, special_tokens=adapter.special_tokens)
+        tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        _BASELINE[folder] = renderer, tokenizer
+    renderer, tokenizer = _BASELINE[folder]
+    texts = [render_plainly(renderer, conversation) for conversation in conversations]
+    parts = (texts[start : start + 512] for start in range(0, len(texts), 512))
+    return sum(len(tokenizer.encode_batch_fast(part, add_special_tokens=False)) for part in parts)
+
+
+def _receive_alone(job: tuple[str, list[Conversation]]) -> int:
+    return len(job[1])
+
+
+def _stages(output: str) -> dict[str, float]:
+    """Seconds of every stage over all parts, the longest first."""
+    total: dict[str, float] = {}
+    for part in open_dataset(output).manifest.parts:
+        for name, seconds in read_timings(output, part.index).items():
+            total[name] = total.get(name, 0.0) + seconds
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+
+def _figure(metric: str, value: float, baseline: float | None, limit: str | None, unit: str) -> dict[str, Any]:
+    return {"metric": metric, "value": value, "baseline": baseline, "limit": limit, "unit": unit}
