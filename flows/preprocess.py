@@ -32,13 +32,14 @@ from flows.engines import open_engine
 from flows.lifetime import end_with_serving_process
 from flows.server import private_server
 from schemas.config import PreprocessConfig
-from schemas.manifest import Manifest, PartEntry
+from schemas.manifest import FileEntry, Manifest, PartEntry
 from xtok.cli.config_file import load_config
 from xtok.cli.run_record import StepClock, make_report, write_report
 from xtok.errors import XtokError
 from xtok.shards.pipeline import absolute_config, plan_dataset
 from xtok.shards.plan import RunPlan
 from xtok.shards.pool import Runner
+from xtok.shards.projections import build_projections
 from xtok.shards.publish import build_manifest, figures_table, publish
 from xtok.shards.records import part_jobs
 
@@ -55,9 +56,11 @@ def plan_task(config: PreprocessConfig, runner: Runner) -> RunPlan:
 
 
 @task(name="publish", persist_result=False, cache_policy=NO_CACHE)
-def publish_task(run: RunPlan, entries: list[PartEntry], config: PreprocessConfig) -> Manifest:
+def publish_task(
+    run: RunPlan, entries: list[PartEntry], config: PreprocessConfig, projections: tuple[FileEntry | None, ...]
+) -> Manifest:
     """Hold the figures against the limits and write the manifest."""
-    return publish(run, entries, config)
+    return publish(run, entries, config, projections)
 
 
 @flow(name="preprocess", task_runner=cast(Any, THREADS), persist_result=False)
@@ -74,6 +77,8 @@ def preprocess(config: str | dict[str, Any] | None = None) -> Manifest:
     with open_engine(checked) as engine:
         run = plan_task(checked, engine.runner)
         clock.done("plan")
+        projections = build_projections(run, checked, engine.runner)
+        clock.done("build projections")
         jobs = part_jobs(run, checked)
         logger.info("%d rows in %d parts, on %s, into %s", run.plan.num_rows, len(jobs), engine.place, checked.output)
         progress = ProgressBar(len(jobs))
@@ -83,11 +88,11 @@ def preprocess(config: str | dict[str, Any] | None = None) -> Manifest:
             progress.update(len(entries))
         clock.done("build parts")
         # Reported before it is published: where publication is refused, the figures are what one needs.
-        manifest = build_manifest(run.plan, entries)
+        manifest = build_manifest(run.plan, entries, projections)
         report = make_report(manifest, checked, clock.seconds, engine.runner)
     write_report(report)
     publish_report(report)
-    publish_task(run, entries, checked)
+    publish_task(run, entries, checked, projections)
     logger.info("published %d rows in %s", manifest.num_rows, checked.output)
     return manifest
 

@@ -56,6 +56,7 @@ class PreprocessConfig(_Frozen):
     backend: `auto` takes the fast tokenizer where it is proven equal on a sample of this data. proof_every: one row in so many
       is tokenized with the reference as well, in every part.
     Chat mode only:
+    projection: also build each teacher's vocabulary projection, with at most projection_entries teacher tokens a student token.
     render_date: the day that chat templates see; None for the plan's UTC date.
     messages_field, conversations_field, prompt_field and completion_field: a row is read from the first that is there, OpenAI's
       messages, ShareGPT's conversations (`from`, `value`), or a prompt with its completion (text or messages).
@@ -85,6 +86,8 @@ class PreprocessConfig(_Frozen):
 
     backend: Literal["auto", "fastokens", "tokenizers"] = "auto"
     proof_every: int = Field(default=200, ge=1)
+    projection: bool = True
+    projection_entries: int = Field(default=4, ge=1)
     render_date: datetime.date | None = None
 
     messages_field: str = "messages"

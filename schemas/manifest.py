@@ -108,7 +108,10 @@ class PartEntry(_Frozen):
 
 
 class Manifest(_Frozen):
-    """The published dataset. student, teachers, sources: as in the plan. totals and teacher_totals: sums over the parts."""
+    """The published dataset. student, teachers, sources: as in the plan. totals and teacher_totals: sums over the parts.
+
+    projections: one entry a teacher, None for a same-tokenizer one; empty when the configuration leaves them out.
+    """
 
     format_version: int
     mode: Literal["text", "chat"]
@@ -127,6 +130,7 @@ class Manifest(_Frozen):
     teacher_totals: tuple[SideCounts, ...]
     coverage: tuple[float | None, ...]
     parts: tuple[PartEntry, ...]
+    projections: tuple[FileEntry | None, ...] = ()
 
     @property
     def num_rejects(self) -> int:

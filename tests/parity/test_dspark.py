@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from xtok.losses.dspark import DSparkLossStats, dspark_projected_vocab_parallel_loss, dspark_slot_weights
+from xtok.losses.dspark import DSparkLossStats, dspark_projected_vocab_parallel_loss
 from xtok.losses.dspark_reference import dense_dspark
 
 GRAD_NAMES = ("student_hidden", "bias_features", "bias_weight", "confidence_logits")
@@ -80,7 +80,9 @@ def gradients(stats: Any, arguments: dict[str, Any]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 6e-3), (torch.float16, 1e-3)]
 )
-@pytest.mark.parametrize(("num_rows", "hidden", "vocab", "chunk"), [(23, 17, 101, 1), (23, 17, 101, 22), (23, 16, 64, 23), (1, 3, 7, 4)])
+@pytest.mark.parametrize(
+    ("num_rows", "hidden", "vocab", "chunk"), [(23, 17, 101, 1), (23, 17, 101, 22), (23, 16, 64, 23), (1, 3, 7, 4)]
+)
 @pytest.mark.parametrize(("bias", "confidence"), [(True, True), (False, False)])
 def test_matches_dense(
     dtype: torch.dtype, tolerance: float, num_rows: int, hidden: int, vocab: int, chunk: int, bias: bool, confidence: bool
@@ -282,66 +284,3 @@ def test_bf16_gradient_error() -> None:
         (got,) = torch.autograd.grad(got_loss.sum(), [hidden], retain_graph=True)
         (expected,) = torch.autograd.grad(expected_loss.sum(), [exact], retain_graph=True)
         assert (got.double() - expected).norm() / expected.norm() < 3e-3
-
-
-def test_equal_distributions_overlap_fully() -> None:
-    logits = torch.randn(5, 12)
-    stats = call(_logit_case(logits, logits))
-    torch.testing.assert_close(stats.overlap, torch.ones(5))
-    assert torch.equal(stats.draft_tokens, stats.teacher_tokens)
-
-
-def test_combined_is_deepspecs_default_and_never_divides_by_nothing() -> None:
-    case = make_case(11, 5, 20)
-    arguments = case.arguments()
-    stats = dspark_projected_vocab_parallel_loss(**arguments, weights=dspark_slot_weights(NUM_BINS))
-    weights = torch.exp(-torch.arange(3.0) / 4)
-    counts = stats.cross_entropy.counts
-    scale = (counts * weights).sum() + 1e-8
-    expected = sum(c * (v * weights).sum() / scale for c, v in zip((0.1, 0.9, 1.0), terms(stats), strict=True))
-    torch.testing.assert_close(stats.combined(normalization_counts=counts), expected)
-
-
-MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"student_hidden": torch.zeros(6)}, ValueError, "student_hidden must be"),
-    ({"output_weight": torch.zeros(20, 4)}, ValueError, "H=5, output_weight has H=4"),
-    ({"output_weight": torch.zeros(0, 5)}, ValueError, "non-empty"),
-    ({"teacher_logits": torch.zeros(9, 21)}, ValueError, "teacher_logits must end in 20 columns"),
-    ({"teacher_rows": None}, ValueError, "need teacher_rows"),
-    ({"mask": torch.ones(5)}, ValueError, r"mask must be \(6,\), got \(5,\)"),
-    ({"target_ids": torch.zeros(6, dtype=torch.int32)}, TypeError, "target_ids must be int64"),
-    ({"target_ids": torch.full((6,), 20)}, IndexError, "target_ids holds 20"),
-    ({"teacher_rows": torch.full((6,), -1)}, IndexError, "teacher_rows holds -1"),
-    ({"bin_ids": torch.full((6,), 3)}, ValueError, "bin_ids holds 3"),
-    ({"bin_ids": None}, ValueError, "3 weights need bin_ids"),
-    ({"weights": torch.zeros(0)}, ValueError, "weights must be a non-empty vector"),
-    ({"token_chunk_size": 0}, ValueError, "token_chunk_size must be at least 1, got 0"),
-    ({"bias_weight": None}, ValueError, "belong together"),
-    ({"bias_weight": torch.zeros(20, 4)}, ValueError, "bias_weight must be"),
-    ({"bias_features": torch.zeros(6, 5, dtype=torch.float64)}, ValueError, "bias_features is torch.float64"),
-    ({"output_weight": torch.zeros(20, 5, dtype=torch.bfloat16)}, ValueError, "must be equal"),
-    ({"teacher_logits": torch.zeros(9, 20, dtype=torch.int64)}, TypeError, "teacher must be floating"),
-    ({"confidence_logits": torch.zeros(6, 1)}, ValueError, "confidence_logits must be"),
-    ({"teacher_logits": None}, ValueError, "exactly one of teacher_logits and teacher_hidden, got 0"),
-    ({"teacher_hidden": torch.zeros(9, 5)}, ValueError, "exactly one of teacher_logits and teacher_hidden, got 2"),
-    ({"logit_softcap": 0.0}, ValueError, "logit_softcap must be positive"),
-    ({"mask": torch.ones(6, device="meta")}, ValueError, "mask is on meta"),
-]
-
-
-@pytest.mark.parametrize(("change", "error", "message"), MISTAKES)
-def test_mistakes_are_named(change: dict[str, Any], error: type[Exception], message: str) -> None:
-    case = make_case(6, 5, 20)
-    case.tensors["mask"] = torch.ones(6)
-    arguments = {"weights": torch.ones(NUM_BINS), **case.arguments(torch.float32), **change}
-    with pytest.raises(error, match=message):
-        dspark_projected_vocab_parallel_loss(**arguments)
-
-
-def test_slot_weights() -> None:
-    torch.testing.assert_close(dspark_slot_weights(3, slot_decay=2.0), torch.tensor([1.0, 0.60653066, 0.36787944]))
-    for wrong in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="slot_decay"):
-            dspark_slot_weights(3, slot_decay=wrong)
-    with pytest.raises(ValueError, match="num_slots"):
-        dspark_slot_weights(0)

@@ -23,8 +23,10 @@ TORCH_FREE = (
     "xtok.chat",
     "xtok.align",
     "xtok.shards",
+    "xtok.projection",
 )
-# Layers, lowest first. A module may import its own layer and those below it. Of `xtok.align` all is numpy but the torch view.
+# Layers, lowest first. A module may import its own layer and those below it. Of `xtok.align` all is numpy but the torch view, and
+# of `xtok.projection` all but the class the losses use: preprocessing builds projections without torch.
 LAYERS = (
     ("schemas",),
     TORCH_FREE,
@@ -38,7 +40,7 @@ LAYERS = (
         "xtok.losses",
         "xtok.order",
         "xtok.padding",
-        "xtok.projection",
+        "xtok.projection.projection",
     ),
     ("xtok.train",),
     ("xtok.cli",),

@@ -3,6 +3,8 @@
   xtok inspect out/aligned                            one row, drawn at random
   xtok inspect out/aligned --row doc-17 --teacher 1   this row against the second teacher
   xtok inspect out/aligned --random 20 --html rows.html
+
+Tokenizers are looked for where the run found them; `--tokenizer` says where they lie now.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from xtok.errors import ConfigError
 from xtok.shards.pipeline import absolute_config, build_parts, plan_dataset
 from xtok.shards.plan import Progress as ShowProgress
 from xtok.shards.pool import WorkerPool
+from xtok.shards.projections import build_projections
 from xtok.shards.publish import build_manifest, figures_table, publish
 
 __all__ = ["add_arguments", "run"]
@@ -37,7 +38,9 @@ def run(options: argparse.Namespace) -> int:
     """Preprocess, with a progress bar on stderr and the figures on stdout."""
     config = load_config(options.config, overrides={"workers": options.workers} if options.workers is not None else {})
     if config.engine != "local":
-        raise ConfigError(f"engine: {config.engine!r} is for the flow (`python -m flows.preprocess`); leave it out to use this machine")
+        raise ConfigError(
+            f"engine: {config.engine!r} is for the flow (`python -m flows.preprocess`); leave it out to use this machine"
+        )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
         stages: dict[str, TaskID] = {}
@@ -59,9 +62,11 @@ def _preprocess(config: PreprocessConfig, progress: ShowProgress) -> tuple[Manif
     with WorkerPool(config.workers) as pool:
         run = plan_dataset(config, pool, progress)
         clock.done("plan")
+        projections = build_projections(run, config, pool)
+        clock.done("build projections")
         entries = build_parts(run, config, pool, progress)
         clock.done("build parts")
-        manifest = build_manifest(run.plan, entries)
+        manifest = build_manifest(run.plan, entries, projections)
         report = write_report(make_report(manifest, config, clock.seconds, pool))
-    publish(run, entries, config)
+    publish(run, entries, config, projections)
     return manifest, report

@@ -16,7 +16,7 @@ from xtok import storage
 from xtok.cli.config_file import load_config
 from xtok.cli.run_record import recorded_config
 from xtok.errors import ConfigError
-from xtok.shards.pipeline import rebuild_part, restore_plan
+from xtok.shards.pipeline import rebuild_part, restore_plan, restore_projections
 from xtok.shards.read import open_dataset
 from xtok.shards.verify import damaged_parts, verify_dataset
 
@@ -39,6 +39,9 @@ def run(options: argparse.Namespace) -> int:
     if any(finding.path == "plan.json" for finding in found):
         restore_plan(config)
         print("plan.json: as published")
+    if any(finding.path.startswith("projection/") for finding in found):
+        restore_projections(config)
+        print("projection: as published")
     for part in parts:
         entry = rebuild_part(config, part)
         print(f"part {part}: {entry.num_rows} rows, as published")

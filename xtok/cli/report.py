@@ -42,7 +42,9 @@ def chart_table(chart: Chart) -> Table:
     """A chart's values as a table, one row for each category."""
     headers = (chart.unit, *(name for name, _ in chart.series))
     values = zip(*(series for _, series in chart.series), strict=True)
-    return Table(headers, [(name, *(f"{value:.1f}" for value in row)) for name, row in zip(chart.categories, values, strict=True)])
+    return Table(
+        headers, [(name, *(f"{value:.1f}" for value in row)) for name, row in zip(chart.categories, values, strict=True)]
+    )
 
 
 def _body(section: Section) -> list[str]:

@@ -63,9 +63,7 @@ def _table(table: Table) -> str:
 
 
 def _row(tag: str, cells: tuple[str, ...], num_text: int) -> str:
-    drawn = (
-        f'<{tag}{" class=text" if column < num_text else ""}>{escape(cell)}</{tag}>' for column, cell in enumerate(cells)
-    )
+    drawn = (f"<{tag}{' class=text' if column < num_text else ''}>{escape(cell)}</{tag}>" for column, cell in enumerate(cells))
     return f"<tr>{''.join(drawn)}</tr>"
 
 

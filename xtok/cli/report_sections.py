@@ -112,7 +112,15 @@ def _side_row(name: str, planned: PlannedSide, counts: SideCounts) -> tuple[str,
 
 
 def _chat_table(report: RunReport) -> Table:
-    headers = ("side", "rendered", "tokens under the mask", "of them thinking", "rows with thinking", "reasoning dropped", "left out")
+    headers = (
+        "side",
+        "rendered",
+        "tokens under the mask",
+        "of them thinking",
+        "rows with thinking",
+        "reasoning dropped",
+        "left out",
+    )
     rows = []
     for name, _, counts in report.sides:
         numbers = (counts.num_rendered, counts.num_mask_tokens, counts.num_thinking_tokens, counts.num_thinking_rows)
@@ -127,6 +135,8 @@ def _notes(report: RunReport) -> Iterator[str]:
             yield f"{name}: {planned.backend_note}"
         if counts.num_backend_fallbacks:
             yield f"{name}: {counts.num_backend_fallbacks} parts redone with the reference: {counts.backend_difference}"
+        if planned.renderer_note:
+            yield f"{name}: rendered by {planned.renderer}: {planned.renderer_note}"
         if counts.num_renderer_fallbacks:
             yield f"{name}: {counts.num_renderer_fallbacks} parts rendered again with Jinja: {counts.renderer_difference}"
         if counts.num_unverified_rows:
@@ -134,7 +144,9 @@ def _notes(report: RunReport) -> Iterator[str]:
 
 
 def _chunk_sizes(report: RunReport) -> Section | None:
-    section = Section("Chunks by their size", ["A chunk is the shortest run of tokens that stands for the same bytes on both sides."])
+    section = Section(
+        "Chunks by their size", ["A chunk is the shortest run of tokens that stands for the same bytes on both sides."]
+    )
     for index, teacher in sorted(report.figures.teachers.items()):
         sizes, total = teacher.chunk_sizes, int(teacher.chunk_sizes.sum())
         if not total:

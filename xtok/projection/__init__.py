@@ -21,7 +21,7 @@ __all__ = ["Projection", "ProjectionTable", "build_projection", "read_projection
 def __getattr__(name: str) -> Any:
     # Projection is a torch class; builders run in preprocessing workers, which never load torch.
     if name == "Projection":
-        from xtok.projection.projection import Projection
+        import importlib
 
-        return Projection
+        return importlib.import_module("xtok.projection.projection").Projection
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

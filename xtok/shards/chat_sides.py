@@ -57,13 +57,22 @@ class ChatSideJob:
     options: ChatOptions
     render_date: datetime.date
     proof_every: int
+    drop_first_chunk: bool
 
     @classmethod
     def of(
-        cls, label: str, side: ModelSide, config: PreprocessConfig, render_date: datetime.date, sample: Sequence[Conversation]
+        cls,
+        label: str,
+        side: ModelSide,
+        config: PreprocessConfig,
+        render_date: datetime.date,
+        sample: Sequence[Conversation],
+        *,
+        drop_first_chunk: bool,
     ) -> ChatSideJob:
         """The job of one side of a configuration."""
-        return cls(label, side, config.backend, tuple(sample), chat_options(config), render_date, config.proof_every)
+        options = chat_options(config)
+        return cls(label, side, config.backend, tuple(sample), options, render_date, config.proof_every, drop_first_chunk)
 
 
 def chat_options(config: PreprocessConfig) -> ChatOptions:
@@ -88,6 +97,7 @@ def describe_chat_side(job: ChatSideJob) -> PlannedSide:
         "template_kwargs": side.chat_template_kwargs,
         "allow_special_tokens_in_content": side.allow_special_tokens_in_content,
         "accept_dropped_reasoning": side.accept_dropped_reasoning,
+        "drop_first_chunk": job.drop_first_chunk,
     }
     return planned.model_copy(update={"chat": chat, "renderer": renderer.side.renderer.name, "renderer_note": difference})
 

@@ -43,7 +43,8 @@ _SAMPLE_CHARACTERS = 250_000
 _NOT_PORTABLE = frozenset(
     ["sources", "student", "teachers", "output", "engine", "workers", "max_reject_fraction", "min_coverage", "render_date"]
 )
-_TEXT_ONLY = frozenset(["text_field", "overlength"])
+# What a teacher alone is subject to stands with the teacher (`PlannedSide.chat`), so that one more teacher changes nothing else.
+_NOT_SHARED_IN_CHATS = frozenset(["text_field", "overlength", "drop_first_assistant_chunk_kl_by_teacher"])
 _CHAT_ONLY = frozenset(
     [
         "messages_field",
@@ -115,7 +116,7 @@ def row_fields(config: PreprocessConfig) -> RowFields:
 
 def portable_config(config: PreprocessConfig) -> dict[str, Any]:
     """The part of the configuration that shapes the output and holds no place, time, engine or threshold."""
-    left_out = _NOT_PORTABLE | (_CHAT_ONLY if config.mode == "text" else _TEXT_ONLY)
+    left_out = _NOT_PORTABLE | (_CHAT_ONLY if config.mode == "text" else _NOT_SHARED_IN_CHATS)
     return {name: value for name, value in config.model_dump(mode="json").items() if name not in left_out}
 
 
@@ -158,7 +159,11 @@ def _describe_sides(
         jobs = [SideJob(label, side, config.backend, sample) for label, side in sides]
         described, same = runner.map(describe_side, jobs, _label_of_side), same_side
     else:
-        chat_jobs = [ChatSideJob.of(label, side, config, render_date, sample) for label, side in sides]
+        drop_first = (False, *(config.drop_first_assistant_chunk_kl_by_teacher or [False] * len(config.teachers)))
+        chat_jobs = [
+            ChatSideJob.of(label, side, config, render_date, sample, drop_first_chunk=drop)
+            for (label, side), drop in zip(sides, drop_first, strict=True)
+        ]
         described, same = runner.map(describe_chat_side, chat_jobs, _label_of_side), same_chat_side
     student, *teachers = described
     return student, tuple(teacher.model_copy(update={"same_as_student": same(student, teacher)}) for teacher in teachers)

@@ -19,11 +19,11 @@ UDHR = REPOSITORY / "infra" / "bundled" / "udhr.jsonl"
 
 
 def config_for(output: Path, source: Path | str | list[str], **changes: Any) -> PreprocessConfig:
-    """A configuration on bundled tokenizers; limits off unless given. student, teachers: names, or whole sides."""
+    """A configuration on bundled tokenizers; limits and projections off unless given. student, teachers: names, or whole sides."""
     student = changes.pop("student", "chatml_bpe")
     teachers = changes.pop("teachers", ["spm_bpe"])
     sources = source if isinstance(source, list) else [str(source)]
-    fields = {"max_reject_fraction": 1.0, "min_coverage": 0.0} | changes
+    fields = {"max_reject_fraction": 1.0, "min_coverage": 0.0, "projection": False} | changes
     return PreprocessConfig(
         sources=tuple(sources), student=_side(student), teachers=tuple(map(_side, teachers)), output=str(output), **fields
     )

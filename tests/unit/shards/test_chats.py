@@ -105,17 +105,20 @@ class Rendered:
 
 def test_a_later_teacher_renders_only_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = side("spm_bpe", 200), side("unigram_nfkc")
-    chats(tmp_path / "whole", teachers=[first, second])
+    both_dropped = {"drop_first_assistant_chunk_kl_by_teacher": (False, True)}
+    chats(tmp_path / "whole", teachers=[first, second], **both_dropped)
     rendered = Rendered(monkeypatch)
     chats(tmp_path / "out", teachers=[first])
     alone = rendered.taken()
-    chats(tmp_path / "out", teachers=[first, second])
+    chats(tmp_path / "out", teachers=[first, second], **both_dropped)
     both = rendered.taken()
     assert frozen_files(tmp_path / "out") == frozen_files(tmp_path / "whole")
     assert set(alone) == {"student", "teacher=0"}
     assert both["teacher=1"] == 52
     assert "teacher=0" not in both
     assert both["student"] < alone["student"]  # the sample of planning, no part
+    with pytest.raises(DatasetMismatchError, match=r"teachers\[1\].*drop_first_chunk"):
+        chats(tmp_path / "out", teachers=[first, second])
 
 
 @pytest.mark.parametrize("damage", ["cut", "delete"])
