@@ -18,6 +18,7 @@ from xtok.shards.inspect import rejects_frame, side_frame
 from xtok.shards.pipeline import rebuild_part
 from xtok.shards.pool import SerialRunner
 from xtok.shards.read import open_dataset
+from xtok.tokenizers import FastokensBackend, FlatTokens
 
 
 def test_an_overlong_chat_is_a_reject_and_never_cut(tmp_path: Path) -> None:
@@ -123,3 +124,24 @@ def test_a_renderer_that_differs_makes_the_part_anew_and_is_told(tmp_path: Path,
     before = frozen_files(tmp_path / "out")
     rebuild_part(config_for(tmp_path / "out", CHATS, **(CHAT | {"proof_every": 1})), noted, runner=SerialRunner())
     assert set(frozen_files(tmp_path / "out")) == {*before, f"student/part-{noted:05d}.parquet"}
+
+
+def test_wrong_ids_of_a_fast_backend_are_found_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = chats(tmp_path / "honest")
+    real = FastokensBackend.encode_flat
+
+    def lies(backend: FastokensBackend, batch: list[str]) -> FlatTokens:
+        tokens = real(backend, batch)
+        ids = tokens.ids.copy()
+        for row, text in enumerate(batch):
+            if "Welterusten" in text:
+                ids[tokens.offsets[row + 1] - 4] ^= 1
+        return FlatTokens(ids, tokens.offsets)
+
+    monkeypatch.setattr(FastokensBackend, "encode_flat", lies)
+    monkeypatch.setattr("xtok.shards.plan._SAMPLE_ROWS", 1)  # planning does not meet the row
+    manifest = chats(tmp_path / "out")
+    assert manifest.student.backend == FastokensBackend.name
+    assert manifest.student_totals.num_backend_fallbacks == 1
+    assert [part.student_file for part in manifest.parts] == [part.student_file for part in honest.parts]
+    assert [part.teacher_files for part in manifest.parts] == [part.teacher_files for part in honest.parts]
