@@ -96,7 +96,8 @@ def test_killed_and_started_again(world: dict[str, Any], tmp_path: Path, kept_da
 
 
 def test_the_scheduled_deployment(served: ServedPrefect, world: dict[str, Any], tmp_path: Path) -> None:
-    [deployment] = served.post("/deployments/filter", {"deployments": {"name": {"any_": ["train"]}}})
+    wanted = {"deployments": {"name": {"any_": ["train"]}}}
+    [deployment] = wait_for(lambda: served.post("/deployments/filter", wanted), seconds=60, what="the second deployment")
     assert [schedule["schedule"]["cron"] for schedule in deployment["schedules"]] == ["0 4 * * *"]
     document = json.dumps(make_config(world, tmp_path / "run", **QUICK))
 
