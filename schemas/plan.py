@@ -66,8 +66,9 @@ class PlannedSide(_Frozen):
     name: last path component of its folder, or the hub id; for people, never compared. content_fingerprint decides equality;
     environment (library versions) decides whether parts are rebuilt. same_as_student: a teacher that needs no files.
     prefix_ids, suffix_ids: what is put around every text (empty without add_special_tokens). backend: the tokenizer that
-    encodes, backend_note: why not the fast one, when it is not. Chat mode: chat: digest of the template, its arguments, what
-    the side accepts, and whether a teacher's first chunk is dropped; renderer: the engine that renders, renderer_note: why not the fast one.
+    encodes, backend_note: why not the fast one, when it is not.
+    Chat mode: chat: digest of the template, its arguments, what the side accepts, and whether a teacher's first chunk is dropped;
+    renderer: the engine that renders, renderer_note: why not the fast one.
     """
 
     name: str
