@@ -18,7 +18,7 @@ from xtok.chat.conversation import Conversation
 from xtok.chat.messages import ChatFields, conversation_from_row
 from xtok.errors import RowRefused
 
-__all__ = ["ParsedRow", "RowFields", "content_digest", "parse_line", "parse_record"]
+__all__ = ["ParsedRow", "RowFields", "content_digest", "parse_line", "parse_record", "without_null_fields"]
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MISSING = object()
@@ -96,6 +96,16 @@ def parse_record(record: dict[str, Any], fields: RowFields) -> ParsedRow:
         _check_surrogates(text, fields.text)
     sample_id = _sample_id(record, fields) or content_digest(text)
     return ParsedRow(text, sample_id, _loss_multiplier(record, fields), len(text))
+
+
+def without_null_fields(value: Any) -> Any:
+    """A value out of Parquet without the null fields of its structs, at any depth.
+
+    Arrow gives every struct of a column the fields of all of them, so a tool call would get the arguments of every other tool, null.
+    """
+    if type(value) is dict:
+        return {name: without_null_fields(item) for name, item in value.items() if item is not None}
+    return [without_null_fields(item) for item in value] if type(value) is list else value
 
 
 def _parse_chat(record: dict[str, Any], fields: RowFields, chat: ChatFields) -> ParsedRow:

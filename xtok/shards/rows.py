@@ -18,7 +18,7 @@ from schemas.tables import RejectReason
 from xtok import storage
 from xtok.chat.conversation import Conversation
 from xtok.errors import RowRefused, StorageError
-from xtok.shards.parse import ParsedRow, RowFields, parse_line, parse_record
+from xtok.shards.parse import ParsedRow, RowFields, parse_line, parse_record, without_null_fields
 from xtok.shards.sources import decompressed
 
 __all__ = ["BLOCK_BYTES", "Reject", "RowBlock", "SourceAt", "count_rows", "read_blocks", "split_lines"]
@@ -214,7 +214,7 @@ def _parse(record: dict[str, object] | RowRefused, fields: RowFields) -> ParsedR
     if isinstance(record, RowRefused):
         return record
     try:
-        return parse_record(record, fields)
+        return parse_record(record if fields.chat is None else without_null_fields(record), fields)
     except RowRefused as refused:
         return refused
 

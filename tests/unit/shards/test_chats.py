@@ -167,6 +167,24 @@ def test_every_form_of_a_source_gives_the_same_rows(tmp_path: Path) -> None:
     assert all(frame.equals(frames[0]) for frame in frames)
 
 
+def test_tool_calls_out_of_parquet_hold_no_arguments_of_other_tools(tmp_path: Path) -> None:
+    def row(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        tool = {"type": "function", "function": {"name": name, "parameters": {"properties": {key: {"type": "x"} for key in arguments}}}}
+        turns = [user("q"), assistant("", tool_calls=[call]), {"role": "tool", "content": "r"}, assistant("done")]
+        return {"messages": turns, "tools": [tool]}
+
+    rows = [row("wait", {"minutes": 3}), row("look", {"at": "sky", "zoom": {"by": 2}})]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+    texts = []
+    for source in (tmp_path / "in.parquet", write_lines(tmp_path / "in.jsonl", rows)):
+        chats(tmp_path / source.suffix, source)
+        texts.append(rendered_frame(open_dataset(str(tmp_path / source.suffix)))["text"].to_list())
+    assert sorted(map(sorted, texts[0])) == sorted(map(sorted, texts[1]))
+    assert "null" not in "".join(texts[0])
+    assert [text.count("zoom") for text in texts[0]] == [0, 2]
+
+
 def test_tools_and_template_arguments_come_from_the_row(tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "properties": {}}}}
     rows = [
