@@ -112,8 +112,12 @@ def test_the_scheduled_deployment(served: ServedPrefect, world: dict[str, Any], 
 
     again = served.finished_run(run_id_of(served.command("deployment", "run", "train", "--param", f"config={document}")))
     assert again["state_type"] == "COMPLETED", again["state"]["message"]
-    logs = served.post("/logs/filter", {"logs": {"flow_run_id": {"any_": [again["id"]]}}})
-    assert any("nothing to do: no new manifest was published" in line["message"] for line in logs), logs
+
+    def says_so() -> bool:  # messages are sent in batches, the last ones after the end
+        lines = served.post("/logs/filter", {"logs": {"flow_run_id": {"any_": [again["id"]]}}})
+        return any("nothing to do: no new manifest was published" in line["message"] for line in lines)
+
+    wait_for(says_so, seconds=30, what="the message that there is nothing to do")
     assert not any(
         "launch" in line["name"] for line in served.post("/task_runs/filter", {"flow_runs": {"id": {"any_": [again["id"]]}}})
     )
