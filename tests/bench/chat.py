@@ -1,9 +1,10 @@
 """Preprocessing chats end to end against plain Jinja rendering and Hugging Face's tokenization alone.
 
 Both sides use the same two worker processes, chats, templates and tokenizers; start-up (processes, loading, the first build) is left
-out on both. Ours: plan, scan for duplicates, read, render, encode, prove, locate, align, write both tables of every side, verify,
-publish. The baseline: `Template.render` and `encode_batch_fast` of conversations that are already in memory. Runs are interleaved;
-medians count. Below, the stages of our parts: seconds over both workers, of the last run.
+out on both, and so is the vocabulary projection, which costs the same for one chat as for a million. Ours: plan, scan for duplicates,
+read, render, encode, prove, locate, align, write both tables of every side, verify, publish. The baseline: `Template.render` and
+`encode_batch_fast` of conversations that are already in memory. Runs are interleaved; medians count. Below, the stages of our parts:
+seconds over both workers, of the last run.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _timed(action: Any) -> float:
 def _config(output: str, source: Path, tokenizers: Path) -> PreprocessConfig:
     student, *teachers = ({"tokenizer": str(tokenizers / side), "context_length": 8192} for side in NAMES)
     fields = {"mode": "chat", "sources": [str(source)], "student": student, "teachers": teachers, "output": output}
-    limits = {"part_bytes": 700_000, "workers": WORKERS, "render_date": DAY, "max_reject_fraction": 0.5}
+    limits = {"part_bytes": 700_000, "workers": WORKERS, "render_date": DAY, "max_reject_fraction": 0.5, "projection": False}
     return absolute_config(PreprocessConfig.model_validate(fields | limits))
 
 
