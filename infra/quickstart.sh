@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From a fresh checkout to aligned batches: installs into .venv, runs the preprocess flow on the bundled texts and tokenizers, and
-# shows the result three ways. Needs Python >= 3.11 and a package index; no hub, no GPU. Safe to run again.
+# From a fresh checkout to aligned batches: installs into .venv, runs the preprocess flow on bundled texts, then on bundled chats, and
+# shows the results. Needs Python >= 3.11 and a package index; no hub, no GPU. Safe to run again.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -39,3 +39,8 @@ batch = next(iter(AlignedShardLoader("out/bundled", batch_size=8)))
 for name, value in batch.items():
     print(f"{name:<42}", f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "shape") else f"list of {len(value)}")
 EOF
+
+echo
+echo "== 5. chats: xtok preprocess infra/configs/preprocess_chat.yaml   (each model's own template, the final turn supervised)"
+xtok preprocess infra/configs/preprocess_chat.yaml
+xtok inspect out/bundled_chat --row bundled-39 --teacher 0 --lines 4

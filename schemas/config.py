@@ -11,7 +11,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-__all__ = ["KD_ALIGNMENT_REGIONS", "ModelSide", "PreprocessConfig"]
+from schemas.train_config import TrainConfig
+
+__all__ = ["KD_ALIGNMENT_REGIONS", "ModelSide", "PreprocessConfig", "TrainConfig"]
 
 KD_ALIGNMENT_REGIONS = ("reasoning", "close", "answer", "eot")
 

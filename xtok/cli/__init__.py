@@ -24,6 +24,7 @@ COMMANDS = {
     "verify": "check digests, row counts and invariants of a published dataset",
     "repair": "rebuild damaged parts of a published dataset",
     "projection": "map one vocabulary onto another",
+    "export": "write a training run's student and draft as folders to use",
     "speculate": "decode prompts with a draft: accepted length by round, and whether the output is plain decoding's",
 }
 

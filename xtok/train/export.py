@@ -39,7 +39,7 @@ from xtok.train.optimizer import build_optimizer
 from xtok.train.parallel import reshard, trainable_parameters
 from xtok.train.runtime import start_runtime, stop_runtime
 
-__all__ = ["EXPORT_FOLDER", "export_checkpoint", "export_models", "main", "whole_state"]
+__all__ = ["EXPORT_FOLDER", "add_arguments", "export_checkpoint", "export_models", "main", "run", "whole_state"]
 
 EXPORT_FOLDER = "export"
 
@@ -151,22 +151,31 @@ def _save_draft(draft: nn.Module, state: dict[str, Tensor], folder: str) -> None
     export_draft(plain, folder, dtype=torch.bfloat16)
 
 
-def main() -> int:
-    """Export from the command line; prints the written folders as JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m xtok.train.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
     parser.add_argument("--config", required=True, metavar="FILE", help="configuration of the run")
     parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest (default), best, or a step's number")
     parser.add_argument("--to", metavar="FOLDER", help="where to write (default: export/ of the run)")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Export; prints the written folders as JSON. Raises the typed errors of its parts."""
     disable_progress_bar()  # type: ignore[no-untyped-call]
+    print(json.dumps(export_checkpoint(load_train_config(options.config), checkpoint=options.checkpoint, folder=options.to)))
+    return 0
+
+
+def main() -> int:
+    """The same as `xtok export`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m xtok.train.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
     try:
-        print(json.dumps(export_checkpoint(load_train_config(options.config), checkpoint=options.checkpoint, folder=options.to)))
+        return run(parser.parse_args())
     except XtokError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":
