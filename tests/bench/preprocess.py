@@ -86,7 +86,7 @@ def _write(path: Path, documents: list[str], copies: int) -> Path:
 def _config(output: Path, source: Path, tokenizers: Path, backend: str) -> PreprocessConfig:
     student, *teachers = ({"tokenizer": str(tokenizers / side)} for side in SIDES)
     config = {"sources": [str(source)], "student": student, "teachers": teachers, "output": str(output), "backend": backend}
-    return absolute_config(PreprocessConfig.model_validate(config | {"part_bytes": 2_000_000, "workers": WORKERS}))
+    return absolute_config(PreprocessConfig.model_validate(config | {"part_bytes": 2_000_000, "workers": WORKERS, "projection": False}))
 
 
 def _build(output: Path, source: Path, tokenizers: Path, backend: str, pool: WorkerPool) -> None:
