@@ -82,13 +82,13 @@ def _dense(batch: dict[str, Any], projection: Projection, tensors: list[torch.Te
 
 
 def _measure(which: str, topk: int | None) -> None:
-    """In a process of its own: print the loss, the seconds of the best of three runs, and the peak memory above the problem's own."""
+    """In a process of its own: print the loss, the seconds of the best of two runs, and the peak memory above the problem's own."""
     torch.set_num_threads(2)
     batch, projection, tensors = _problem()
     function = _tiled if which == "tiled" else _dense
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = []
-    for _ in range(3):
+    for _ in range(2):
         for tensor in tensors[:2]:
             tensor.requires_grad_()
             tensor.grad = None
