@@ -263,3 +263,39 @@ def test_common_map_resolves_rival_claims() -> None:
     assert list(zip(strict.student.tolist(), strict.teacher.tolist(), strict=True)) == [(1, 3), (4, 0)]
     relaxed = common_map(projection, strict=False, threshold=0.5)
     assert list(zip(relaxed.student.tolist(), relaxed.teacher.tolist(), strict=True)) == [(1, 3), (3, 2), (4, 0)]
+
+
+def test_certain_chunks_and_a_tiny_epsilon_give_no_nan() -> None:
+    problem = random_problem(14)
+    problem.student = torch.nn.functional.one_hot(torch.roll(problem.batch["input_ids"], -1, 1), 15).float() * 60
+    teacher = torch.nn.functional.one_hot(torch.roll(problem.batch["teacher_0_input_ids"], -1, 1), 13).float() * 60
+    config = CrossTokenizerDistillationConfig(mode="alm", alm_epsilon=1e-9, ce_weight=0.0, teacher_weights=[1.0, 0.0])
+    loss, gradient, metrics = run(problem, config, teachers=[teacher, problem.student.clone()])
+    assert float(metrics["num_valid_chunks_0"].numerator) > 0
+    assert torch.isfinite(loss)
+    assert torch.isfinite(gradient).all()
+
+
+def test_a_teacher_without_supervised_tokens_is_never_selected() -> None:
+    problem = random_problem(15)
+    problem.batch["teacher_0_token_mask"][:] = 0
+    _, _, metrics = run(problem, CrossTokenizerDistillationConfig(teacher_combination="select_teacher"))
+    assert "kd_loss_1" in metrics
+    _, _, metrics = run(problem, CrossTokenizerDistillationConfig(teacher_weighting="cross_entropy"))
+    assert float(metrics["teacher_weight_0"].numerator) == 0.0
+
+
+def test_tensors_of_another_length_are_named() -> None:
+    for key in ("alignment_0_teacher_chunk_id", "alignment_0_student_chunk_id", "token_mask"):
+        problem = random_problem(16)
+        counts = problem.counts(CrossTokenizerDistillationConfig())
+        problem.batch[key] = problem.batch[key][:, :-1]
+        with pytest.raises(ValueError, match=key):
+            run(problem, CrossTokenizerDistillationConfig(), counts=counts)
+    problem = random_problem(17)
+    del problem.batch["input_ids"]
+    with pytest.raises(KeyError, match="the batch lacks"):
+        problem.counts(CrossTokenizerDistillationConfig())
+    problem = random_problem(18)
+    with pytest.raises(ValueError, match="student_logits are for"):
+        run(problem, CrossTokenizerDistillationConfig(), student=problem.student[:, :5])

@@ -22,11 +22,12 @@ def chunk_likelihood_loss(
     student_log_probs `[R]` (with gradient), teacher_log_probs `[S]`: log softmax at each token, in the order of `chunks`.
     """
     x = _likelihood(config, student_log_probs, chunks.student_chunk, chunks.num_chunks)
-    y = _likelihood(config, teacher_log_probs.detach().to(student_log_probs.dtype), chunks.teacher_chunk, chunks.num_chunks)
+    y = _likelihood(config, teacher_log_probs.detach(), chunks.teacher_chunk, chunks.num_chunks)
     divergence = y * (y / x).log() + (1 - y) * ((1 - y) / (1 - x)).log()
-    return (chunks.weights.to(divergence.dtype) * divergence).sum()
+    return (chunks.weights.to(divergence.dtype) * divergence).sum().to(student_log_probs.dtype)
 
 
 def _likelihood(config: CrossTokenizerDistillationConfig, log_probs: Tensor, chunk: Tensor, num_chunks: int) -> Tensor:
-    total = torch.zeros(num_chunks, dtype=log_probs.dtype, device=log_probs.device).index_add(0, chunk, log_probs)
+    # float64: in float32 a small epsilon makes 1 - epsilon one, and the second term 0 · log(0 / 0).
+    total = torch.zeros(num_chunks, dtype=torch.float64, device=log_probs.device).index_add(0, chunk, log_probs.double())
     return (total / config.alm_temperature).exp().clamp(config.alm_epsilon, 1 - config.alm_epsilon)

@@ -108,9 +108,20 @@ def require_keys(batch: Mapping[str, Any], keys: list[str], *, why: str) -> None
         raise KeyError(f"the batch lacks {missing} ({why}); it has {sorted(map(str, batch))}")
 
 
+def _require_shapes(batch: Mapping[str, Any], groups: list[tuple[str, list[str]]]) -> None:
+    """Raise ValueError for a key whose tensor has another shape than the key it belongs to."""
+    for key, others in groups:
+        for other in others:
+            if batch[other].shape != batch[key].shape:
+                raise ValueError(
+                    f"batch[{other!r}] is {tuple(batch[other].shape)}, but batch[{key!r}] is {tuple(batch[key].shape)}"
+                )
+
+
 def supervised_tokens(batch: Mapping[str, Any]) -> SupervisedTokens:
     """The supervised student tokens of a batch. Needs `input_ids`, `token_mask` `[B, T]` and `sample_mask` `[B]`."""
     require_keys(batch, ["input_ids", "token_mask", "sample_mask"], why="the student's tokens and masks")
+    _require_shapes(batch, [("input_ids", ["token_mask"])])
     ids, weights = batch["input_ids"], batch["token_mask"].float() * batch["sample_mask"].float()[:, None]
     weights = weights.clone()
     weights[:, 0] = 0  # the token at position 0 has no predictor
@@ -124,9 +135,9 @@ def valid_chunks(batch: Mapping[str, Any], teacher_index: int, *, exact_match_on
     """The valid chunks of one teacher: both sides there, every token predicted and (student) supervised, sample not masked out."""
     prefix = f"alignment_{teacher_index}_"
     names = [prefix + name for name in ("pair_valid", "pair_is_correct", "student_chunk_id", "teacher_chunk_id")]
-    require_keys(
-        batch, ["token_mask", "sample_mask", *names, f"teacher_{teacher_index}_input_ids"], why=f"teacher {teacher_index}"
-    )
+    ids_key = f"teacher_{teacher_index}_input_ids"
+    require_keys(batch, ["input_ids", "token_mask", "sample_mask", *names, ids_key], why=f"teacher {teacher_index}")
+    _require_shapes(batch, [("input_ids", ["token_mask", names[2]]), (ids_key, [names[3]]), (names[0], [names[1]])])
     pair_valid, pair_is_correct, student_id, teacher_id = (batch[name] for name in names)
     num_pairs = pair_valid.shape[1]
     valid = pair_valid & pair_is_correct if exact_match_only else pair_valid.clone()

@@ -135,7 +135,6 @@ class CrossTokenizerDistillationLoss:
                 f"{num_teachers} teachers, but {len(teacher_logits)} teacher_logits and {len(num_valid_chunks)} num_valid_chunks"
             )
         student = self._student(student_logits, batch, tp_group)
-        self._check_rows(student.source, batch, "input_ids", "student_logits")
         weights, teachers = self._teachers(teacher_logits, batch, tp_group)
         metrics: dict[str, MetricSum] = {}
         kd = student.source.values.new_zeros((), dtype=student.source.dtype)
@@ -160,6 +159,7 @@ class CrossTokenizerDistillationLoss:
     def _student(self, logits: Logits, batch: Mapping[str, Any], tp_group: dist.ProcessGroup | None) -> _Student:
         source = LogitsSource(logits, vocab_size=self.student_vocab_size, group=tp_group, name="student_logits")
         tokens = supervised_tokens(batch)
+        self._check_rows(source, batch, "input_ids", "student_logits")
         _check_labels(tokens.labels, source.vocab_size, "input_ids")
         needs_log_probs = self.config.ce_weight > 0 or self.config.dynamic_scaling or "alm" in self.modes
         log_probs = (

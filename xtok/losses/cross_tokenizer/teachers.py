@@ -25,6 +25,9 @@ from xtok.projection.projection import Projection
 __all__ = ["average_teachers", "check_one_vocabulary", "teacher_supervised_tokens", "teacher_weights"]
 
 
+UNKNOWN_SCORE = 1e9
+
+
 def teacher_supervised_tokens(batch: Mapping[str, Any], teacher_index: int, *, same_tokenizer: bool) -> SupervisedTokens:
     """The teacher's own supervised tokens with a predictor; a same-tokenizer teacher reads the student's."""
     if same_tokenizer:
@@ -56,12 +59,14 @@ def teacher_weights(
 
 
 def _scores(source: LogitsSource, tokens: SupervisedTokens | None, tile_size: int) -> Tensor:
-    """Mean cross-entropy, entropy and highest probability of a teacher on its supervised tokens, `[3]` float64; zeros without any."""
+    """Mean cross-entropy, entropy and highest probability of a teacher on its supervised tokens, `[3]` float64."""
     assert tokens is not None
     statistics = row_statistics(source, tokens.rows, tokens.labels, tile_size=tile_size, details=True)
     values = torch.stack([-statistics.label_log_prob, statistics.entropy, statistics.max_probability]).double()
     total = (values * tokens.weights.double()).sum(dim=1)
-    return total / tokens.count if bool(tokens.count > 0) else torch.zeros_like(total)
+    # A teacher without a supervised token says nothing: it is never the best one.
+    worst = torch.tensor([UNKNOWN_SCORE, UNKNOWN_SCORE, -UNKNOWN_SCORE], dtype=total.dtype, device=total.device)
+    return total / tokens.count if bool(tokens.count > 0) else worst
 
 
 def check_one_vocabulary(projections: Sequence[Projection | None]) -> None:
