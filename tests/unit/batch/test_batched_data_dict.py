@@ -162,6 +162,7 @@ def test_to_moves_in_place_and_get_dict_is_plain() -> None:
 
 
 def test_travels_between_processes() -> None:
+    # In memory only, as DataLoader workers hand batches over; no file of ours is ever a pickle.
     copy = pickle.loads(pickle.dumps(make_batch(2)))
     assert type(copy) is BatchedDataDict
     assert rows_of(copy) == rows_of(make_batch(2))

@@ -202,5 +202,6 @@ def test_a_collator_can_be_pickled(tokenizers: list[PreTrainedTokenizerBase]) ->
     collator = make(tokenizers)
     row = datum(user("q"), assistant("It is late."))
     batch = collator([row])
+    # In memory only: spawned DataLoader workers receive their collator this way.
     again = pickle.loads(pickle.dumps(collator))([row])
     assert all(torch.equal(value, again[key]) for key, value in batch.items() if isinstance(value, torch.Tensor))
