@@ -9,28 +9,25 @@ its own digests (`xtok.shards.records`), never by Prefect's cache, so nothing he
 
 from __future__ import annotations
 
-from flows.environment import SET_BY_USER, use_private_home  # before Prefect is imported anywhere
+from flows.environment import use_private_home  # before Prefect is imported anywhere
 
 if __name__ == "__main__":
     use_private_home()
 
 # isort: split
 import argparse
-import logging
 import os
 import sys
-from pathlib import Path
 from typing import Any, cast
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.context import refresh_global_settings_context
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.artifacts import ProgressBar, publish_report
 from flows.engines import open_engine
 from flows.lifetime import end_with_serving_process
-from flows.server import private_server
+from flows.server import prepare_lone_run
 from schemas.config import PreprocessConfig
 from schemas.manifest import FileEntry, Manifest, PartEntry
 from xtok.cli.config_file import load_config
@@ -107,14 +104,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         config = load_config(options.config)  # a mistake is told at once, not after a server has started
-        if "PREFECT_LOGGING_LEVEL" not in SET_BY_USER:
-            # What goes wrong is told below, once. Prefect has read its settings already, so its loggers are told too.
-            os.environ["PREFECT_LOGGING_LEVEL"] = "CRITICAL"
-            for name in ("prefect", "EventsWorker", "APILogWorker"):
-                logging.getLogger(name).setLevel(logging.CRITICAL)
-        if not os.environ.get("PREFECT_API_URL"):
-            os.environ.update(private_server(Path(os.environ["PREFECT_HOME"])).environment())
-        refresh_global_settings_context()
+        prepare_lone_run()
         manifest = preprocess(config.model_dump(mode="json"))
     except XtokError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -11,13 +11,14 @@ After `kill -9` of the process that started it the server ends itself: it watche
 
 from __future__ import annotations
 
-from flows.environment import home_variables  # before Prefect is imported anywhere
+from flows.environment import SET_BY_USER, home_variables  # before Prefect is imported anywhere
 
 # isort: split
 import argparse
 import atexit
 import contextlib
 import importlib.metadata
+import logging
 import os
 import shutil
 import socket
@@ -31,7 +32,7 @@ from pathlib import Path
 
 from flows.lifetime import end_with_parent
 
-__all__ = ["PrivateServer", "main", "private_server", "wait_until_healthy"]
+__all__ = ["PrivateServer", "main", "prepare_lone_run", "private_server", "wait_until_healthy"]
 
 HOST = "127.0.0.1"
 STARTUP_SECONDS = 120.0
@@ -55,6 +56,23 @@ class PrivateServer:
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+def prepare_lone_run() -> None:
+    """Before a flow that a user started by itself: Prefect's logs quiet, and a server of its own unless PREFECT_API_URL names one.
+
+    Raises RuntimeError when the server does not come up.
+    """
+    from prefect.context import refresh_global_settings_context
+
+    if "PREFECT_LOGGING_LEVEL" not in SET_BY_USER:
+        # What goes wrong is told at the end, once. Prefect has read its settings already, so its loggers are told too.
+        os.environ["PREFECT_LOGGING_LEVEL"] = "CRITICAL"
+        for name in ("prefect", "EventsWorker", "APILogWorker"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    if not os.environ.get("PREFECT_API_URL"):
+        os.environ.update(private_server(Path(os.environ["PREFECT_HOME"])).environment())
+    refresh_global_settings_context()
 
 
 def private_server(home: Path) -> PrivateServer:

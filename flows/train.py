@@ -10,26 +10,23 @@ by the manifest's digest in the run folder, never by Prefect's cache.
 
 from __future__ import annotations
 
-from flows.environment import SET_BY_USER, use_private_home  # before Prefect is imported anywhere
+from flows.environment import use_private_home  # before Prefect is imported anywhere
 
 if __name__ == "__main__":
     use_private_home()
 
 # isort: split
 import argparse
-import logging
-import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.context import FlowRunContext, refresh_global_settings_context
+from prefect.context import FlowRunContext
 
 from flows.lifetime import end_with_serving_process
-from flows.server import private_server
+from flows.server import prepare_lone_run
 from flows.train_artifacts import TrainingProgress, publish_training
 from schemas.train_config import TrainConfig
 from xtok import storage
@@ -127,14 +124,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         config = load_bundled_train_config() if options.config is None else load_train_config(options.config)
-        if "PREFECT_LOGGING_LEVEL" not in SET_BY_USER:
-            # What goes wrong is told below, once. Prefect has read its settings already, so its loggers are told too.
-            os.environ["PREFECT_LOGGING_LEVEL"] = "CRITICAL"
-            for name in ("prefect", "EventsWorker", "APILogWorker"):
-                logging.getLogger(name).setLevel(logging.CRITICAL)
-        if not os.environ.get("PREFECT_API_URL"):
-            os.environ.update(private_server(Path(os.environ["PREFECT_HOME"])).environment())
-        refresh_global_settings_context()
+        prepare_lone_run()
         result = train(config.model_dump(mode="json"))
     except XtokError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
