@@ -6,9 +6,10 @@ Holds no time, host, absolute path, engine, number of workers or threshold.
 from __future__ import annotations
 
 import datetime
+import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from schemas.plan import PlannedSide, PlannedSource
 
@@ -27,6 +28,14 @@ class FileEntry(_Frozen):
     num_bytes: int
     sha256: str
     row_group_rows: tuple[int, ...]
+
+    @field_validator("path")
+    @classmethod
+    def _stays_inside(cls, path: str) -> str:
+        """A dataset may come from anywhere: no file of it lies outside its folder."""
+        if not re.fullmatch(r"\w[\w=.-]*(/\w[\w=.-]*)*", path):
+            raise ValueError(f"{path!r} is no place inside the dataset")
+        return path
 
 
 class SideCounts(_Frozen):

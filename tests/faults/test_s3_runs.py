@@ -56,7 +56,13 @@ def test_sources_and_dataset_on_s3_are_those_of_a_disk(tmp_path: Path, source: P
     config = config_for(tmp_path, f"{bucket}/raw/*.jsonl", **PARTS).model_copy(update={"output": output})
     manifest = preprocess(config, runner=RUNNER)
     assert stored_files(s3_server, output) == frozen_files(tmp_path / "whole")
-    assert verify_dataset(open_dataset(output)) == []
+    dataset = open_dataset(output)
+    s3_server.requests.clear()
+    assert verify_dataset(dataset) == []
+    read = [path for method, path in s3_server.requests if method == "GET" and path.endswith(".parquet")]
+    assert sorted(read) == sorted(
+        {f"{output[4:]}/{path}" for path in frozen_files(tmp_path / "whole") if path.endswith(".parquet")}
+    )
     s3_server.requests.clear()
     assert preprocess(config, runner=RUNNER) == manifest
     written = [path for method, path in s3_server.requests if method == "PUT" and path.endswith(".parquet")]

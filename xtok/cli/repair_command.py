@@ -15,10 +15,11 @@ from schemas.config import PreprocessConfig
 from xtok import storage
 from xtok.cli.config_file import load_config
 from xtok.cli.run_record import recorded_config
-from xtok.errors import ConfigError
-from xtok.shards.pipeline import rebuild_part, restore_plan, restore_projections
-from xtok.shards.read import open_dataset
-from xtok.shards.verify import damaged_parts, verify_dataset
+from xtok.errors import ConfigError, DamagedPartError
+from xtok.shards.pipeline import rebuild_parts, restore_manifest, restore_plan, restore_projections
+from xtok.shards.pool import WorkerPool
+from xtok.shards.read import Dataset, open_dataset
+from xtok.shards.verify import Finding, damaged_parts, verify_dataset
 
 __all__ = ["add_arguments", "run"]
 
@@ -32,26 +33,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Repair; 0 when the dataset is sound afterwards."""
-    dataset = open_dataset(options.dataset)
-    found = verify_dataset(dataset)
-    parts = options.part if options.part is not None else damaged_parts(found)
-    config = _configuration(options.dataset, options.config)
-    if any(finding.path == "plan.json" for finding in found):
-        restore_plan(config)
-        print("plan.json: as published")
-    if any(finding.path.startswith("projection/") for finding in found):
-        restore_projections(config)
-        print("projection: as published")
-    for part in parts:
-        entry = rebuild_part(config, part)
-        print(f"part {part}: {entry.num_rows} rows, as published")
-    findings = verify_dataset(dataset)
+    dataset, findings = _examined(options)
+    wrong = {finding.path for finding in findings}
+    parts = options.part if options.part is not None else damaged_parts(findings)
+    if parts or any(path == "plan.json" or path.startswith("projection/") for path in wrong):
+        config = _configuration(options.dataset, options.config)
+        with WorkerPool(config.workers) as pool:
+            if "plan.json" in wrong:
+                restore_plan(config, runner=pool)
+                print("plan.json: as published")
+            if any(path.startswith("projection/") for path in wrong):
+                restore_projections(config, runner=pool)
+                print("projection: as published")
+            for part, entry in zip(parts, rebuild_parts(config, parts, runner=pool) if parts else [], strict=True):
+                print(f"part {part}: {entry.num_rows} rows, as published")
+        findings = verify_dataset(dataset)
     for finding in findings:
         print(f"WRONG {finding}")
     print(
         f"{options.dataset}: {len(parts)} parts rebuilt, {'all is sound' if not findings else f'{len(findings)} findings left'}"
     )
     return 1 if findings else 0
+
+
+def _examined(options: argparse.Namespace) -> tuple[Dataset, list[Finding]]:
+    """The dataset and what is wrong with it, once its manifest is one to go by."""
+    try:
+        dataset = open_dataset(options.dataset)
+        findings = verify_dataset(dataset)
+        if not any(finding.path == "manifest.json" for finding in findings):
+            return dataset, findings
+    except DamagedPartError:  # no manifest at all
+        pass
+    restore_manifest(_configuration(options.dataset, options.config))
+    print("manifest.json: written anew from plan.json and the parts")
+    dataset = open_dataset(options.dataset)
+    return dataset, verify_dataset(dataset)
 
 
 def _configuration(dataset: str, given: str | None) -> PreprocessConfig:

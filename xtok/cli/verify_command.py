@@ -37,6 +37,6 @@ def run(options: argparse.Namespace) -> int:
         return 0
     for finding in findings:
         print(f"WRONG {finding}")
-    for part in damaged_parts(findings):
-        print(f"to mend: xtok repair {options.dataset} --part {part}")
+    parts = damaged_parts(findings)
+    print(f"to mend: xtok repair {options.dataset}" + (f"  (parts {', '.join(map(str, parts))})" if parts else ""))
     return 1

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from schemas.manifest import FileEntry
 from xtok import storage
-from xtok.errors import DamagedPartError, StoreUnavailableError
+from xtok.errors import DamagedPartError
 from xtok.loader.order import RowCatalog, WindowRows
 from xtok.loader.rows import GroupRows, ListColumn, TeacherColumns, teacher_columns
 from xtok.shards.read import Dataset, RowGroupRef, Side
@@ -149,9 +149,9 @@ class _RowGroups:
             with file, pq.ParquetFile(file, metadata=footer, pre_buffer=self._pre_buffer) as parquet:
                 self._keep_footer(entry.path, parquet.metadata)
                 table = parquet.read_row_group(ref.row_group, columns=columns, use_threads=False)
-        except StoreUnavailableError:
-            raise
         except (pa.ArrowException, OSError, ValueError) as error:
+            if storage.is_no_damage(error):
+                raise
             raise _damaged(entry, str(error)) from error
         if table.num_rows != ref.num_rows:
             raise _damaged(entry, f"row group {ref.row_group} has {table.num_rows} rows, not {ref.num_rows}")

@@ -8,21 +8,35 @@ Run it again after any interruption: it plans again, comes to the same plan, and
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+
+from pydantic import ValidationError
 
 from schemas.config import PreprocessConfig
 from schemas.manifest import Manifest, PartEntry
+from schemas.plan import Plan
 from xtok import storage
 from xtok.errors import ConfigError
 from xtok.shards.freeze import agree, freeze_plan, write_plan
 from xtok.shards.part import run_part
 from xtok.shards.plan import Progress, RunPlan, make_plan, plan_bytes, read_plan
-from xtok.shards.pool import Runner, WorkerPool
+from xtok.shards.pool import Runner, WorkerPool, default_workers
 from xtok.shards.projections import build_projections
 from xtok.shards.publish import publish
 from xtok.shards.read import open_dataset
 from xtok.shards.records import part_jobs, read_record, record_path
 
-__all__ = ["absolute_config", "build_parts", "plan_dataset", "preprocess", "rebuild_part", "restore_plan", "restore_projections"]
+__all__ = [
+    "absolute_config",
+    "build_parts",
+    "plan_dataset",
+    "preprocess",
+    "rebuild_part",
+    "rebuild_parts",
+    "restore_manifest",
+    "restore_plan",
+    "restore_projections",
+]
 
 
 def preprocess(config: PreprocessConfig, *, progress: Progress | None = None, runner: Runner | None = None) -> Manifest:
@@ -85,28 +99,39 @@ def build_parts(run: RunPlan, config: PreprocessConfig, runner: Runner, progress
 
 
 def rebuild_part(config: PreprocessConfig, index: int, *, runner: Runner | None = None) -> PartEntry:
-    """Rebuilds what is damaged of one part of a published dataset; everything else stays as it is.
+    """`rebuild_parts` of one part."""
+    (entry,) = rebuild_parts(config, [index], runner=runner)
+    return entry
 
-    Raises ConfigError when the dataset has no such part, DatasetMismatchError when the sources are no longer the same or the
-    rebuilt part is not the published one.
+
+def rebuild_parts(config: PreprocessConfig, indices: Sequence[int], *, runner: Runner | None = None) -> list[PartEntry]:
+    """Rebuilds what is damaged of these parts of a published dataset; everything else stays as it is. Their entries, in order.
+
+    Raises ConfigError when the dataset has no such part, or when a rebuilt one is not the published one, DatasetMismatchError when
+    the sources are no longer the same: nothing is written then.
     """
     config = absolute_config(config)
     if runner is None:
-        with WorkerPool(1) as pool:
-            return rebuild_part(config, index, runner=pool)
+        with WorkerPool(min(config.workers or default_workers(), max(1, len(indices)))) as pool:
+            return rebuild_parts(config, indices, runner=pool)
     dataset = open_dataset(config.output)
-    run = _published_plan(config, dataset.manifest, runner)
-    jobs = part_jobs(run, config)
-    if not 0 <= index < len(jobs):
-        raise ConfigError(f"{config.output} has parts 0 to {len(jobs) - 1}, not {index}")
-    published = dataset.manifest.parts[index]
-    record = read_record(config.output, index)
-    if record is not None and record != published and len(record.teacher_digests) == len(published.teacher_digests):
-        storage.remove(storage.join(config.output, record_path(index)))  # it is damaged: nothing rests on it
-    (entry,) = runner.map(run_part, [jobs[index]], lambda job: job.label)
-    if entry != published:
-        raise ConfigError(f"part {index} of {config.output} came out other than published: run preprocess to build all anew")
-    return entry
+    num_parts = len(dataset.manifest.parts)
+    for index in indices:
+        if not 0 <= index < num_parts:
+            raise ConfigError(f"{config.output} has parts 0 to {num_parts - 1}, not {index}")
+    jobs = part_jobs(_published_plan(config, dataset.manifest, runner), config)
+    for index in indices:
+        published, record = dataset.manifest.parts[index], read_record(config.output, index)
+        if record is not None and record != published and len(record.teacher_digests) == len(published.teacher_digests):
+            storage.remove(storage.join(config.output, record_path(index)))  # it is damaged: nothing rests on it
+    entries = list(runner.map(run_part, [jobs[index] for index in indices], lambda job: job.label))
+    for index, entry in zip(indices, entries, strict=True):
+        if entry != dataset.manifest.parts[index]:
+            raise ConfigError(
+                f"part {index} of {config.output} came out other than manifest.json says: run preprocess, which writes what differs "
+                "anew"
+            )
+    return entries
 
 
 def restore_plan(config: PreprocessConfig, *, runner: Runner | None = None) -> None:
@@ -121,6 +146,19 @@ def restore_plan(config: PreprocessConfig, *, runner: Runner | None = None) -> N
     _published_plan(config, open_dataset(config.output).manifest, runner)
 
 
+def restore_manifest(config: PreprocessConfig, *, runner: Runner | None = None) -> Manifest:
+    """Writes the manifest of a published dataset anew, from plan.json and its parts; a part that does not hold is rebuilt.
+
+    Raises ConfigError or DatasetMismatchError when sources, tokenizers or libraries are no longer those that plan.json names.
+    """
+    config = absolute_config(config)
+    if runner is None:
+        with WorkerPool(config.workers) as pool:
+            return restore_manifest(config, runner=pool)
+    run = _published_plan(config, None, runner)
+    return publish(run, build_parts(run, config, runner), config, build_projections(run, config, runner))
+
+
 def restore_projections(config: PreprocessConfig, *, runner: Runner | None = None) -> None:
     """Builds the projections of a published dataset again where they are damaged or gone. Raises as `restore_plan` does."""
     config = absolute_config(config)
@@ -130,20 +168,33 @@ def restore_projections(config: PreprocessConfig, *, runner: Runner | None = Non
     build_projections(_published_plan(config, open_dataset(config.output).manifest, runner), config, runner)
 
 
-def _published_plan(config: PreprocessConfig, manifest: Manifest, runner: Runner) -> RunPlan:
-    """The plan that a dataset was published with, made again, plan.json restored; nothing is written while it is another."""
+def _published_plan(config: PreprocessConfig, manifest: Manifest | None, runner: Runner) -> RunPlan:
+    """The plan that a dataset was published with, made again, plan.json restored; nothing is written while it is another.
+
+    manifest: None where it is damaged; plan.json then says alone which plan it was.
+    """
     run = make_plan(config, runner)
+    existing = _existing_plan(config.output)
+    render_date = manifest.render_date if manifest is not None else existing.render_date if existing is not None else None
     if config.render_date is None:
-        run = RunPlan(run.plan.model_copy(update={"render_date": manifest.render_date}), run.source_urls)
-    if hashlib.sha256(plan_bytes(run.plan)).hexdigest() == manifest.plan_sha256:
+        run = RunPlan(run.plan.model_copy(update={"render_date": render_date}), run.source_urls)
+    if manifest is not None and hashlib.sha256(plan_bytes(run.plan)).hexdigest() == manifest.plan_sha256:
         url = storage.join(config.output, "plan.json")
         if not storage.exists(url) or storage.sha256(url) != manifest.plan_sha256:
             write_plan(run.plan, config.output)
         return run
-    existing = read_plan(config.output)
+    if manifest is None and existing == run.plan:
+        return run
     if existing is not None:
         agree(existing, run.plan, config.output)
     raise ConfigError(
         f"{config.output} was built with other library versions or other teachers, and one part of it would come out other than the "
         "rest: run preprocess with its configuration to build and publish all anew"
     )
+
+
+def _existing_plan(output: str) -> Plan | None:
+    try:
+        return read_plan(output)
+    except ValidationError:  # damaged
+        return None

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from schemas.manifest import FileEntry, Manifest, PartEntry
 from schemas.plan import FORMAT_VERSION
 from xtok import storage
-from xtok.errors import DamagedPartError, DatasetError, StoreUnavailableError, UnpublishedDatasetError
+from xtok.errors import DamagedPartError, DatasetError, UnpublishedDatasetError
 
 __all__ = ["Dataset", "RowGroupRef", "Side", "open_dataset"]
 
@@ -83,9 +83,9 @@ class Dataset:
             with self.open_parquet(entry) as parquet:
                 names = None if columns is None else list(columns)
                 table = parquet.read_row_group(ref.row_group, columns=names, use_threads=False)
-        except StoreUnavailableError:
-            raise
         except (pa.ArrowException, OSError, ValueError) as error:
+            if storage.is_no_damage(error):
+                raise
             raise _damaged(self.url, entry, ref.part, str(error)) from error
         if table.num_rows != ref.num_rows:
             raise _damaged(self.url, entry, ref.part, f"row group {ref.row_group} has {table.num_rows} rows, not {ref.num_rows}")
@@ -117,12 +117,22 @@ def open_dataset(url: str) -> Dataset:
     try:
         manifest = Manifest.model_validate_json(storage.read_bytes(path))
     except ValidationError as error:
-        raise DamagedPartError(f"{path} is not a manifest of format version {FORMAT_VERSION}: {error}") from error
+        raise DamagedPartError(
+            f"{path} is not a manifest of format version {FORMAT_VERSION}: {_first(error)}. `xtok repair {url}`, or the same "
+            "preprocess command again, writes it anew; what is built is kept."
+        ) from error
     if manifest.format_version != FORMAT_VERSION:
         raise DatasetError(
             f"{path} has format version {manifest.format_version}, this library reads {FORMAT_VERSION}: build the dataset again"
         )
     return Dataset(manifest, url)
+
+
+def _first(error: ValidationError) -> str:
+    """The first of what is wrong, and how many more things are."""
+    first, *others = error.errors(include_url=False, include_input=False)
+    place = ".".join(map(str, first["loc"]))
+    return f"{place or 'the file'}: {first['msg']}" + (f", and {len(others)} more" if others else "")
 
 
 def _damaged(url: str, entry: FileEntry, part: int, what: str) -> DamagedPartError:

@@ -1,36 +1,44 @@
 """Checking a published dataset from its files alone: digests, row counts, and what must hold between the sides.
 
-Findings are data: a list, empty for a sound dataset. Nothing is repaired here; `xtok repair` rebuilds a part by its number.
+Findings are data: a list, empty for a sound dataset. Nothing is repaired here; `xtok repair` rebuilds a part by its number. Of a
+remote dataset each file is read once: a part's files stay on the local disk while it is looked at.
 
 Shape legend: N = tokens of all rows of one row group.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pydantic import ValidationError
 
 from schemas.manifest import FileEntry, PartEntry
 from schemas.tables import REJECT_SCHEMA, RENDERED_SCHEMA, STUDENT_SCHEMA, TEACHER_SCHEMA
 from xtok import storage
-from xtok.errors import DamagedPartError, StorageError, StoreUnavailableError
+from xtok.errors import DamagedPartError, StorageError
 from xtok.shards.columns import flat_of
-from xtok.shards.plan import read_plan
+from xtok.shards.plan import plan_bytes, read_plan
 from xtok.shards.publish import build_manifest
 from xtok.shards.read import Dataset, RowGroupRef, Side
 from xtok.shards.records import read_record, record_path
+from xtok.shards.write import file_holds
 
 __all__ = ["Finding", "damaged_parts", "verify_dataset", "verify_part"]
+
+# Folders that are read whole, as by `scan_parquet("teacher=*/*.parquet")`; elsewhere a user may keep what they like.
+_READ_WHOLE = ("student/", "teacher=", "rendered/", "rejects/")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong. part: its number, None for plan.json and manifest.json. path: the file, relative to the dataset."""
+    """One thing that is wrong. part: its number, None for what is no file of a part. path: the file, relative to the dataset."""
 
     part: int | None
     path: str
@@ -42,14 +50,17 @@ class Finding:
 
 
 def verify_dataset(dataset: Dataset, progress: Callable[[str, int, int], None] | None = None) -> list[Finding]:
-    """Everything that is wrong with a dataset. progress: called with ("verify parts", done, total)."""
-    findings = list(_verify_plan(dataset)) or list(_verify_manifest(dataset))
+    """Everything that is wrong with a dataset. progress: called with ("verify parts", done, total).
+
+    Raises StorageError where nothing can be known of a file: the store does not answer, or there is no permission.
+    """
+    findings = list(_verify_plan(dataset))
     findings += [found for file in dataset.manifest.projections if file for found in _verify_digest(dataset, None, file)]
     for part in dataset.manifest.parts:
         findings.extend(verify_part(dataset, part))
         if progress is not None:
             progress("verify parts", part.index + 1, len(dataset.manifest.parts))
-    return findings
+    return findings + list(_verify_names(dataset))
 
 
 def damaged_parts(findings: list[Finding]) -> list[int]:
@@ -59,46 +70,83 @@ def damaged_parts(findings: list[Finding]) -> list[int]:
 
 def verify_part(dataset: Dataset, part: PartEntry) -> list[Finding]:
     """Files, digests and schemas first; only where these hold, what must be true between the sides."""
+    record = read_record(dataset.url, part.index)
+    if record is not None and record != part and _is_of_the_record(dataset, part, record):
+        message = f"its entry of part {part.index} is not what the part's record and files say"
+        return [Finding(None, "manifest.json", message)]
     files = [(part.student_file, STUDENT_SCHEMA), (part.rejects_file, REJECT_SCHEMA)]
     files += [(file, TEACHER_SCHEMA) for file in part.teacher_files if file is not None]
     files += [(file, RENDERED_SCHEMA) for file in part.rendered_files if file is not None]
-    findings = [found for file, schema in files for found in _verify_file(dataset, part.index, file, schema)]
-    return findings or list(_verify_rows(dataset, part)) or list(_verify_record(dataset, part))
+    with storage.scratch_folder() as folder:
+        held = dataset if storage.local_path(dataset.url) is not None else Dataset(dataset.manifest, str(folder))
+        findings = [found for file, schema in files for found in _verify_file(dataset, held, part.index, file, schema)]
+        findings = findings or list(_verify_rows(held, part))
+    return findings or list(_verify_record(part, record))
 
 
 def _verify_plan(dataset: Dataset) -> Iterator[Finding]:
+    """plan.json is the one that the manifest names. Nothing holds the manifest's own digest, but all of it follows from plan.json
+    and its parts' entries."""
     try:
+        plan = read_plan(dataset.url)
         digest = storage.sha256(storage.join(dataset.url, "plan.json"))
-    except StoreUnavailableError:
-        raise
+    except ValidationError:
+        yield Finding(None, "plan.json", "it is no plan of this format version")
+        return
     except StorageError as error:
+        if storage.is_no_damage(error):
+            raise
         yield Finding(None, "plan.json", str(error))
         return
-    if digest != dataset.manifest.plan_sha256:
-        yield Finding(None, "plan.json", f"sha256 is {digest}, the manifest says {dataset.manifest.plan_sha256}")
-
-
-def _verify_manifest(dataset: Dataset) -> Iterator[Finding]:
-    """Nothing holds the manifest's own digest, but all of it follows from plan.json and its parts' entries."""
-    plan = read_plan(dataset.url)
-    assert plan is not None, "its digest holds"
+    assert plan is not None, "it was just read"
+    manifest = dataset.manifest
     try:
-        agrees = build_manifest(plan, dataset.manifest.parts, dataset.manifest.projections) == dataset.manifest
+        expected = build_manifest(plan, manifest.parts, manifest.projections)
     except ValueError:
-        agrees = False
-    if not agrees:
+        expected = None
+    if digest != manifest.plan_sha256:
+        is_whole = hashlib.sha256(plan_bytes(plan)).hexdigest() == digest
+        same_else = expected is not None and expected.model_copy(update={"plan_sha256": manifest.plan_sha256}) == manifest
+        path = "manifest.json" if is_whole and same_else else "plan.json"
+        yield Finding(None, path, f"sha256 of plan.json is {digest}, the manifest says {manifest.plan_sha256}")
+    elif expected != manifest:
         yield Finding(None, "manifest.json", "it is not what plan.json and the entries of its parts add up to")
 
 
-def _verify_record(dataset: Dataset, part: PartEntry) -> Iterator[Finding]:
+def _is_of_the_record(dataset: Dataset, part: PartEntry, record: PartEntry) -> bool:
+    """Whether the part's files are those of its record where the manifest names others: then the manifest was changed."""
+    if len(record.teacher_digests) != len(part.teacher_digests):
+        return False
+    changed = [file for file, entry in zip(_files(record), _files(part), strict=False) if file is not None and file != entry]
+    return bool(changed) and all(file_holds(dataset.url, file) for file in changed)
+
+
+def _files(part: PartEntry) -> tuple[FileEntry | None, ...]:
+    return (part.student_file, part.rejects_file, *part.teacher_files, *part.rendered_files)
+
+
+def _verify_record(part: PartEntry, record: PartEntry | None) -> Iterator[Finding]:
     """The entry of a part stands in its record too. A record of more teachers is of a run that has not published yet."""
-    record = read_record(dataset.url, part.index)
-    if record is not None and len(record.teacher_digests) == len(part.teacher_digests) and record != part:
+    if record is None:
+        yield Finding(part.index, record_path(part.index), "the record of the part is missing, or cannot be read")
+    elif len(record.teacher_digests) == len(part.teacher_digests) and record != part:
         yield Finding(part.index, record_path(part.index), "it is not the entry of that part in manifest.json")
 
 
-def _verify_digest(dataset: Dataset, part: int | None, file: FileEntry) -> Iterator[Finding]:
-    """The file is there, of the size and digest that the manifest says."""
+def _verify_names(dataset: Dataset) -> Iterator[Finding]:
+    """No file that is not the dataset's stands where readers of whole folders would take it for one."""
+    expected = {file.path for part in dataset.manifest.parts for file in _files(part) if file is not None}
+    for path in storage.tree(dataset.url):
+        *folders, name = path.split("/")
+        is_seen = path.startswith(_READ_WHOLE) and not name.startswith((".", "_"))
+        teacher = folders[-1].removeprefix("teacher=") if folders else ""
+        is_being_added = teacher.isdecimal() and int(teacher) >= len(dataset.manifest.teachers)
+        if is_seen and path not in expected and not is_being_added:
+            yield Finding(None, path, "it is no file of this dataset: move it away, or readers of the whole folder take it in")
+
+
+def _verify_digest(dataset: Dataset, part: int | None, file: FileEntry, copy: Path | None = None) -> Iterator[Finding]:
+    """The file is there, of the size and digest that the manifest says. copy: where to put what was read."""
     url = storage.join(dataset.url, file.path)
     try:
         if not storage.exists(url):
@@ -108,27 +156,31 @@ def _verify_digest(dataset: Dataset, part: int | None, file: FileEntry) -> Itera
         if num_bytes != file.num_bytes:
             yield Finding(part, file.path, f"the file has {num_bytes} bytes, the manifest says {file.num_bytes}")
             return
-        digest = storage.sha256(url)
+        digest = storage.sha256(url) if copy is None else storage.fetch(url, copy)
         if digest != file.sha256:
             yield Finding(part, file.path, f"sha256 is {digest}, the manifest says {file.sha256}")
-    except StoreUnavailableError:
-        raise  # nothing is known of the file
     except StorageError as error:
+        if storage.is_no_damage(error):
+            raise
         yield Finding(part, file.path, str(error))
 
 
-def _verify_file(dataset: Dataset, part: int, file: FileEntry, schema: pa.Schema) -> Iterator[Finding]:
-    damage = list(_verify_digest(dataset, part, file))
+def _verify_file(dataset: Dataset, held: Dataset, part: int, file: FileEntry, schema: pa.Schema) -> Iterator[Finding]:
+    """held: the dataset, or where its files are put when they come from far."""
+    copy = None if held is dataset else Path(storage.join(held.url, file.path))
+    if copy is not None:
+        storage.make_folder(str(copy.parent))
+    damage = list(_verify_digest(dataset, part, file, copy))
     if damage:
         yield from damage
         return
     try:
-        with dataset.open_parquet(file) as parquet:
+        with held.open_parquet(file) as parquet:
             groups = tuple(parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups))
             found = parquet.schema_arrow
-    except StoreUnavailableError:
-        raise  # nothing is known of the file
-    except (StorageError, DamagedPartError, pa.ArrowException, OSError) as error:
+    except (StorageError, pa.ArrowException, OSError) as error:
+        if storage.is_no_damage(error):
+            raise
         yield Finding(part, file.path, str(error))
         return
     if groups != file.row_group_rows or sum(groups) != file.num_rows:
@@ -138,6 +190,13 @@ def _verify_file(dataset: Dataset, part: int, file: FileEntry, schema: pa.Schema
 
 
 def _verify_rows(dataset: Dataset, part: PartEntry) -> Iterator[Finding]:
+    try:
+        yield from _row_findings(dataset, part)
+    except DamagedPartError as error:  # its bytes are as published, and were wrong then
+        yield Finding(part.index, part.student_file.path, str(error))
+
+
+def _row_findings(dataset: Dataset, part: PartEntry) -> Iterator[Finding]:
     for group, num_rows in enumerate(part.student_file.row_group_rows):
         ref = RowGroupRef(part.index, group, num_rows)
         student = dataset.read_row_group(ref, "student")

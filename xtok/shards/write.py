@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from schemas.manifest import FileEntry
 from xtok import storage
-from xtok.errors import StorageError, StoreUnavailableError
+from xtok.errors import StorageError
 from xtok.shards.timing import stage
 
 __all__ = ["TableWriter", "check_file", "file_holds"]
@@ -115,7 +115,7 @@ def file_holds(output: str, entry: FileEntry) -> bool:
     url = storage.join(output, entry.path)
     try:
         return storage.exists(url) and storage.size(url) == entry.num_bytes and storage.sha256(url) == entry.sha256
-    except StoreUnavailableError:
-        raise
-    except StorageError:
+    except StorageError as error:
+        if storage.is_no_damage(error):
+            raise
         return False

@@ -6,7 +6,7 @@
     cache.py    whole remote files on the local disk, shared by many processes
 
 Tested: the local disk; `s3://` against a real S3 server on loopback, faults injected; `memory://` as a plain fsspec store. Any
-other fsspec URL (`gs://`, `hf://`, `az://`) takes the same calls: info, glob, cat_file, put_file and rm_file are all that is used.
+other fsspec URL (`gs://`, `hf://`, `az://`) takes the same calls: info, glob, find, cat_file, put_file and rm_file are all that is used.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from xtok.storage.cache import FileCache, default_cache_folder
 from xtok.storage.files import (
     clean_staging,
     exists,
+    fetch,
     glob,
     make_folder,
     open_append,
@@ -22,12 +23,14 @@ from xtok.storage.files import (
     open_read,
     read_bytes,
     remove,
+    scratch_folder,
     sha256,
     size,
     staged,
+    tree,
     write_atomic,
 )
-from xtok.storage.paths import absolute, join, local_path, reported, storage_error
+from xtok.storage.paths import absolute, is_no_damage, join, local_path, reported, storage_error
 
 __all__ = [
     "FileCache",
@@ -35,7 +38,9 @@ __all__ = [
     "clean_staging",
     "default_cache_folder",
     "exists",
+    "fetch",
     "glob",
+    "is_no_damage",
     "join",
     "local_path",
     "make_folder",
@@ -45,9 +50,11 @@ __all__ = [
     "read_bytes",
     "remove",
     "reported",
+    "scratch_folder",
     "sha256",
     "size",
     "staged",
     "storage_error",
+    "tree",
     "write_atomic",
 ]

@@ -27,6 +27,7 @@ from xtok.storage.paths import local_path, reported, storage_error
 __all__ = [
     "clean_staging",
     "exists",
+    "fetch",
     "glob",
     "make_folder",
     "open_append",
@@ -34,9 +35,11 @@ __all__ = [
     "open_read",
     "read_bytes",
     "remove",
+    "scratch_folder",
     "sha256",
     "size",
     "staged",
+    "tree",
     "write_atomic",
 ]
 
@@ -98,6 +101,15 @@ def glob(pattern: str) -> list[str]:
         return sorted(match for match in system.glob(str(path)) if system.isfile(match))
 
 
+def tree(url: str) -> list[str]:
+    """Paths, relative to the folder `url`, of all files below it, sorted."""
+    with reported("list", url):
+        path = local_path(url)
+        if path is None:
+            return remote.tree(url)
+        return sorted(str(found.relative_to(path)) for found in path.rglob("*") if found.is_file())
+
+
 def read_bytes(url: str) -> bytes:
     """All bytes of a file."""
     with reported("read", url), open_read(url) as stream:
@@ -106,11 +118,35 @@ def read_bytes(url: str) -> bytes:
 
 def sha256(url: str) -> str:
     """Hex digest of the stored bytes, read in blocks."""
-    with reported("read", url), open_read(url) as stream:
-        digest = hashlib.sha256()
-        while block := stream.read(_BLOCK_BYTES):
+    digest = hashlib.sha256()
+    for block in _blocks(url):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def fetch(url: str, path: Path) -> str:
+    """Copies a file to a local path; the hex digest of its bytes."""
+    digest = hashlib.sha256()
+    with reported("write", str(path)), open(path, "wb") as copy:  # what goes wrong with `url` is reported as that
+        for block in _blocks(url):
             digest.update(block)
-        return digest.hexdigest()
+            copy.write(block)
+    return digest.hexdigest()
+
+
+def _blocks(url: str) -> Iterator[bytes]:
+    with reported("read", url), open_read(url) as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            yield block
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A local folder that is gone when the block is left."""
+    with reported("make a folder in", tempfile.gettempdir()):
+        folder = tempfile.TemporaryDirectory(prefix="xtok-", ignore_cleanup_errors=True)
+    with folder as name:
+        yield Path(name)
 
 
 def make_folder(url: str) -> None:

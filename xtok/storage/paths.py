@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from xtok.errors import StorageError, XtokError
+from xtok.errors import StorageError, StoreUnavailableError, XtokError
 
-__all__ = ["absolute", "join", "local_path", "reported", "storage_error"]
+__all__ = ["absolute", "is_no_damage", "join", "local_path", "reported", "storage_error"]
 
 _ADVICE = {
     errno.ENOSPC: "no space left: free some and run the same command again, it continues where it stopped",
@@ -27,6 +27,7 @@ _ADVICE = {
     errno.EEXIST: "a file stands where a folder is needed: choose another path",
 }
 _OF_THE_LOCAL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # where files for a remote store are staged
+_OF_THE_READER = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def local_path(url: str) -> Path | None:
@@ -61,6 +62,13 @@ def storage_error(action: str, url: str, error: BaseException) -> StorageError:
     typed = StorageError(f"cannot {action} {place}: {advice or type(error).__name__}")
     typed.errno = number
     return typed
+
+
+def is_no_damage(error: BaseException) -> bool:
+    """True for a failure that tells nothing of the file: a store that is away, no permission, no room or handles left here."""
+    if isinstance(error, StoreUnavailableError | PermissionError) or isinstance(error.__cause__, PermissionError):
+        return True
+    return getattr(error, "errno", None) in (*_OF_THE_LOCAL_DISK, *_OF_THE_READER)
 
 
 @contextmanager

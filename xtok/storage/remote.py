@@ -15,7 +15,7 @@ import fsspec
 
 from xtok.storage.retry import retried
 
-__all__ = ["RemoteReader", "find", "info", "put", "remove_file"]
+__all__ = ["RemoteReader", "find", "info", "put", "remove_file", "tree"]
 
 Result = TypeVar("Result")
 _S3_SCHEMES = ("s3://", "s3a://")
@@ -61,6 +61,16 @@ def find(pattern: str) -> list[str]:
         return sorted(system.unstrip_protocol(match) for match, entry in found.items() if entry["type"] == "file")
 
     return _call("list", pattern, look)
+
+
+def tree(url: str) -> list[str]:
+    """Paths, relative to `url`, of all files below it, sorted."""
+
+    def look(system: Any, name: str) -> list[str]:
+        root = name.rstrip("/") + "/"
+        return sorted(found.removeprefix(root) for found in system.find(name) if found.startswith(root))
+
+    return _call("list", url, look)
 
 
 def put(path: Path, url: str) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,41 @@ def test_damaged_bytes_are_not_kept(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"the manifest says .*damaged"):
         cache.open_arrow(url, digest)
     assert kept(tmp_path / "cache") == {}
+
+
+@pytest.mark.parametrize("change", [lambda data: b"", lambda data: data[:-1], lambda data: data[:500] + b"!" + data[501:]])
+def test_what_the_disk_lost_is_fetched_anew(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    """The store is sound: an entry that a crash or the disk spoilt must not stand for it."""
+    url, digest = stored(str(tmp_path / "store"), "file", 1000)
+    storage.FileCache(str(tmp_path / "cache"), 10_000).open_arrow(url, digest).close()
+    entry = tmp_path / "cache" / digest[:2] / digest
+    entry.write_bytes(change(entry.read_bytes()))
+    cache = storage.FileCache(str(tmp_path / "cache"), 10_000)
+    for _ in range(2):
+        with cache.open_arrow(url, digest) as handle:
+            assert hashlib.sha256(handle.read()).hexdigest() == digest
+    assert kept(tmp_path / "cache") == {digest: 1000}
+
+
+def test_an_eviction_by_another_process_is_never_too_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come the moment the file appears: in a cache smaller than one file it does."""
+    url, digest = stored(str(tmp_path / "store"), "file", 1000)
+    replace = os.replace
+
+    def replace_and_evict(source: str, target: str) -> None:
+        replace(source, target)
+        os.remove(target)
+
+    monkeypatch.setattr(os, "replace", replace_and_evict)
+    with storage.FileCache(str(tmp_path / "cache"), 10).open_arrow(url, digest) as handle:
+        assert hashlib.sha256(handle.read()).hexdigest() == digest
+
+
+def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/cache")):
+        with pytest.raises(StorageError, match=r"cannot use the cache .*cache_folder.*XTOK_CACHE.*cache_bytes=0"):
+            storage.FileCache(str(folder), 1000)
 
 
 def test_the_default_folder_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
