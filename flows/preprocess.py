@@ -32,6 +32,7 @@ from schemas.config import PreprocessConfig
 from schemas.manifest import FileEntry, Manifest, PartEntry
 from xtok.cli.config_file import load_config
 from xtok.cli.run_record import StepClock, make_report, write_report
+from xtok.cli.visible import visible
 from xtok.errors import XtokError
 from xtok.shards.pipeline import absolute_config, plan_dataset
 from xtok.shards.plan import RunPlan
@@ -107,7 +108,7 @@ def main() -> int:
         prepare_lone_run()
         manifest = preprocess(config.model_dump(mode="json"))
     except XtokError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{type(error).__name__}: {visible(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped; the same command continues where it stopped", file=sys.stderr)

@@ -30,8 +30,10 @@ from flows.server import prepare_lone_run
 from flows.train_artifacts import TrainingProgress, publish_training
 from schemas.train_config import TrainConfig
 from xtok import storage
+from xtok.cli.visible import visible
 from xtok.errors import XtokError
 from xtok.train.config_file import absolute_train_config, load_bundled_train_config, load_train_config
+from xtok.train.output_lock import is_being_written
 
 __all__ = ["main", "train"]
 
@@ -92,6 +94,8 @@ def train(config: str | dict[str, Any] | None = None) -> dict[str, Any]:
     checked = absolute_train_config(given)
     if _is_scheduled() and not storage.exists(storage.join(checked.dataset, "manifest.json")):
         return _nothing(f"nothing to do: no manifest is published in {checked.dataset} yet", logger)
+    if _is_scheduled() and is_being_written(checked.output):
+        return _nothing(f"nothing to do: the run before is still training into {checked.output}", logger)
     reason = check_task(checked)
     if reason is not None:
         return _nothing(f"nothing to do: {reason}", logger)
@@ -127,7 +131,7 @@ def main() -> int:
         prepare_lone_run()
         result = train(config.model_dump(mode="json"))
     except XtokError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{type(error).__name__}: {visible(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped; the same command continues from the last checkpoint", file=sys.stderr)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from xtok.cli.visible import visible
 from xtok.errors import XtokError
 
 __all__ = ["COMMANDS", "main"]
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(command.run(options))
     except XtokError as error:
-        message = Text.assemble((type(error).__name__, "bold red"), ": ", str(error))
+        message = Text.assemble((type(error).__name__, "bold red"), ": ", visible(str(error)))
         Console(stderr=True, highlight=False).print(message, soft_wrap=True)
         return 1
     except KeyboardInterrupt:

@@ -7,6 +7,7 @@ from html import escape
 
 from xtok.cli.chat_view import ShownText
 from xtok.cli.row_view import ChunkView, RowView, TokenView
+from xtok.cli.visible import visible
 
 __all__ = ["html_page"]
 
@@ -50,7 +51,7 @@ def html_page(rows: Sequence[RowView], *, title: str) -> str:
 
 
 def _row(row: RowView) -> str:
-    heading = f"{row.sample_id} ({row.source}:{row.line})"
+    heading = visible(f"{row.sample_id} ({row.source}:{row.line})")
     names = f"student {row.student_name} over teacher {row.teacher_index} {row.teacher_name}"
     chunks = "".join(_chunk(chunk, position) for position, chunk in enumerate(row.chunks))
     shown = "".join(map(_shown, row.shown))
@@ -63,7 +64,7 @@ def _shown(shown: ShownText) -> str:
         f'<bdi class="unsupervised">{escape(text)}</bdi>'
         if region is None
         else f'<mark title="{escape(region)}" style="--hue:{REGION_HUES.get(region, 220)}">{escape(text)}</mark>'
-        for text, region in shown.pieces
+        for text, region in ((visible(piece), region) for piece, region in shown.pieces)
     ]
     return f'<p>{escape(shown.label)} is shown:</p>\n<div class="shown" dir="auto">{"".join(pieces)}</div>\n'
 

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from xtok.cli.chat_view import ShownText
 from xtok.cli.row_view import ChunkView, RowView, TokenView
+from xtok.cli.visible import visible
 
 __all__ = ["print_row"]
 
@@ -26,7 +27,7 @@ MAX_CONTEXT = 400  # characters of a chat before its final turn, where not all i
 
 def print_row(row: RowView, console: Console, *, max_lines: int | None = None) -> None:
     """Print one row, wrapped at the console's width. max_lines: at most so many pairs of lines, then how many chunks are left."""
-    console.print(Text.assemble((row.sample_id, "bold"), f"  {row.source}:{row.line}"), soft_wrap=True)
+    console.print(Text.assemble((visible(row.sample_id), "bold"), f"  {visible(row.source)}:{row.line}"), soft_wrap=True)
     console.print(Text(row.summary, style="dim"), soft_wrap=True)
     for side in row.shown:
         _print_shown(side if max_lines is None else side.shortened(MAX_CONTEXT), console)
@@ -49,7 +50,7 @@ def print_row(row: RowView, console: Console, *, max_lines: int | None = None) -
 def _print_shown(shown: ShownText, console: Console) -> None:
     """A side's rendering: context dim, what is supervised in the colour and the marks of its region."""
     text = Text(f"{shown.label} is shown:\n", style="bold")
-    for piece, region in shown.pieces:
+    for piece, region in ((visible(piece), region) for piece, region in shown.pieces):
         if region is None:
             text.append(piece, style=Style(dim=True, bold=False))
         else:

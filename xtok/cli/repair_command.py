@@ -15,6 +15,7 @@ from schemas.config import PreprocessConfig
 from xtok import storage
 from xtok.cli.config_file import load_config
 from xtok.cli.run_record import recorded_config
+from xtok.cli.visible import visible
 from xtok.errors import ConfigError, DamagedPartError
 from xtok.shards.pipeline import rebuild_parts, restore_manifest, restore_plan, restore_projections
 from xtok.shards.pool import WorkerPool
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
                 print(f"part {part}: {entry.num_rows} rows, as published")
         findings = verify_dataset(dataset)
     for finding in findings:
-        print(f"WRONG {finding}")
+        print(f"WRONG {visible(str(finding))}")
     print(
         f"{options.dataset}: {len(parts)} parts rebuilt, {'all is sound' if not findings else f'{len(findings)} findings left'}"
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from schemas.manifest import Manifest, PartEntry
 from xtok.cli.report_sections import Chart, RunReport, Section, Table, report_sections
+from xtok.cli.visible import visible
 
 __all__ = ["chart_table", "parts_table", "report_markdown"]
 
@@ -67,7 +68,7 @@ def _table(table: Table) -> list[str]:
 
 def _text(text: str) -> str:
     """Text in which nothing is markup: no line ends, no HTML, no Markdown."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*\[\]|~])", r"\\\1", " ".join(text.split()))
 
 

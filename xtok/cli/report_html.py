@@ -9,6 +9,7 @@ from html import escape
 
 from xtok.cli.report import chart_table
 from xtok.cli.report_sections import Chart, RunReport, Section, Table, report_sections
+from xtok.cli.visible import visible
 
 __all__ = ["report_html"]
 
@@ -39,20 +40,24 @@ def report_html(report: RunReport) -> str:
     """The whole page."""
     first, *others = report_sections(report)
     title = f"{first.title}: {report.output}"
-    body = "\n".join([f"<h1>{escape(first.title)}</h1>", _section(first), *map(_titled, others)])
+    body = "\n".join([f"<h1>{_escaped(first.title)}</h1>", _section(first), *map(_titled, others)])
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<title>{_escaped(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 
 
+def _escaped(text: str) -> str:
+    return escape(visible(text))
+
+
 def _titled(section: Section) -> str:
-    return f"<h2>{escape(section.title)}</h2>\n{_section(section)}"
+    return f"<h2>{_escaped(section.title)}</h2>\n{_section(section)}"
 
 
 def _section(section: Section) -> str:
-    pieces = [f"<p>{escape(sentence)}</p>" for sentence in section.sentences]
+    pieces = [f"<p>{_escaped(sentence)}</p>" for sentence in section.sentences]
     pieces += [_chart(block) if isinstance(block, Chart) else _table(block) for block in section.blocks]
     return "\n".join(pieces)
 
@@ -63,12 +68,12 @@ def _table(table: Table) -> str:
 
 
 def _row(tag: str, cells: tuple[str, ...], num_text: int) -> str:
-    drawn = (f"<{tag}{' class=text' if column < num_text else ''}>{escape(cell)}</{tag}>" for column, cell in enumerate(cells))
+    drawn = (f"<{tag}{' class=text' if column < num_text else ''}>{_escaped(cell)}</{tag}>" for column, cell in enumerate(cells))
     return f"<tr>{''.join(drawn)}</tr>"
 
 
 def _chart(chart: Chart) -> str:
-    heading = f"<h3>{escape(chart.title)}</h3>\n" if chart.title else ""
+    heading = f"<h3>{_escaped(chart.title)}</h3>\n" if chart.title else ""
     table = _table(chart_table(chart))
     return f"{heading}{_svg(chart)}\n<details><summary>the same in figures</summary>{table}</details>"
 
@@ -92,14 +97,14 @@ def _svg(chart: Chart) -> str:
             x = left + number * bar
             pieces.append(
                 f'<rect class="bar{number % NUM_COLOURS}" x="{x:.1f}" y="{base - height:.1f}" width="{bar - 2}" '
-                f'height="{height:.1f}"><title>{escape(f"{name}, {category}: {label} {chart.unit}")}</title></rect>'
+                f'height="{height:.1f}"><title>{_escaped(f"{name}, {category}: {label} {chart.unit}")}</title></rect>'
             )
             if labelled:
                 pieces.append(f'<text x="{x + bar / 2 - 1:.1f}" y="{base - height - 4:.1f}">{label}</text>')
-        pieces.append(f'<text x="{10 + (place + 0.5) * group:.1f}" y="{base + 15}">{escape(category)}</text>')
+        pieces.append(f'<text x="{10 + (place + 0.5) * group:.1f}" y="{base + 15}">{_escaped(category)}</text>')
     pieces.append(f'<line class="axis" x1="10" x2="{width - 10}" y1="{base}" y2="{base}"/>')
-    caption = f'<text x="{width / 2:.1f}" y="{base + 32}">{escape(chart.unit)}</text>'
-    name = escape(f"{chart.title or chart.unit}: bars of {', '.join(series for series, _ in chart.series)}")
+    caption = f'<text x="{width / 2:.1f}" y="{base + 32}">{_escaped(chart.unit)}</text>'
+    name = _escaped(f"{chart.title or chart.unit}: bars of {', '.join(series for series, _ in chart.series)}")
     return (
         f'<svg role="img" aria-label="{name}" width="{width}" viewBox="0 0 {width} {base + 40}">'
         + "".join([*pieces, caption])
@@ -113,5 +118,5 @@ def _key(chart: Chart, width: int) -> str:
     for number, (name, _) in enumerate(chart.series):
         x = 10 + number * step
         pieces.append(f'<rect class="bar{number % NUM_COLOURS}" x="{x:.1f}" y="6" width="11" height="11"/>')
-        pieces.append(f'<text class="key" x="{x + 16:.1f}" y="16">{escape(name)}</text>')
+        pieces.append(f'<text class="key" x="{x + 16:.1f}" y="16">{_escaped(name)}</text>')
     return "".join(pieces)

@@ -13,6 +13,7 @@ import sys
 from rich.console import Console
 from rich.progress import Progress
 
+from xtok.cli.visible import visible
 from xtok.shards.publish import figures_table
 from xtok.shards.read import open_dataset
 from xtok.shards.verify import damaged_parts, verify_dataset
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"{options.dataset}: all {len(dataset.manifest.parts)} parts are sound")
         return 0
     for finding in findings:
-        print(f"WRONG {finding}")
+        print(f"WRONG {visible(str(finding))}")
     parts = damaged_parts(findings)
     print(f"to mend: xtok repair {options.dataset}" + (f"  (parts {', '.join(map(str, parts))})" if parts else ""))
     return 1

@@ -19,7 +19,8 @@ from xtok.cli.run_record import make_report, write_report
 from xtok.shards.figures import Refusals
 from xtok.shards.pool import SerialRunner
 
-HOSTILE = "<script>alert(1)</script> | `x` *y* [z](http://evil) &amp;\n# no heading"
+HOSTILE = "<script>alert(1)</script> | `x` *y* [z](http://evil) &amp;\n# no heading\x1b]52;c;eA==\x07\0\x9b31m"
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +84,11 @@ def test_what_comes_from_the_data_is_only_text(report: RunReport) -> None:
     shown = "".join(page.text)
     assert "<script>alert(1)</script> | `x` *y* [z](http://evil) &amp;" in shown
     assert "<b>bold|.jsonl" in shown
+    assert not CONTROL.search(shown), "a terminal, or a database that takes no NUL, may be given it"
 
     markdown = report_markdown(report)
     assert "<" not in markdown
+    assert not CONTROL.search(markdown)
     assert "\\[z\\](http://evil) &amp;amp; # no heading" in markdown, "one line, links and entities taken apart"
     headings = [line for line in markdown.splitlines() if line.startswith("#")]
     assert headings[0] == "# Aligned dataset"

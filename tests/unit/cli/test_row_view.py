@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from xtok.cli.chat_view import ShownText
 from xtok.cli.render_html import html_page
 from xtok.cli.render_terminal import print_row
 from xtok.cli.row_view import ChunkView, RowView, TokenView, pair_chunks, spell
@@ -152,6 +154,17 @@ def test_html_escapes_everything_and_needs_nothing() -> None:
     assert "".join(reader.text).count(evil) == 4
     assert "http" not in page
     assert "url(" not in page
+
+
+def test_nothing_of_the_data_steers_a_terminal() -> None:
+    evil = "a\x1b]52;c;eA==\x07b\rc\x9b31md\0\n"
+    shown = ShownText("student x", ((evil, None), (evil, "answer")))
+    row = replace(row_of((ChunkView(0, True, tokens("ok"), tokens("ok")),), sample_id=evil), source=evil, shown=(shown,))
+    console = Console(file=io.StringIO(), force_terminal=False, width=200)
+    print_row(row, console)
+    for text in (console.file.getvalue(), html_page([row], title="evil")):
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+        assert text.count("a\\x1b]52;c;eA==\\x07b\\x0dc\\x9b31md\\x00") == 4
 
 
 def test_html_tells_a_token_outside_the_mask_from_one_without_counterpart() -> None:
