@@ -6,6 +6,7 @@ ended here.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -53,6 +54,37 @@ def is_running(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def end_with_us() -> None:
+    """For `preexec_fn`: SIGTERM to the child when this process ends, `kill -9` included (on Linux)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def start_up(folder: Path, port: int, log: Path, **variables: str) -> subprocess.Popen[str]:
+    """`infra/up` in `folder`; what it prints goes to `log`. It ends with this process, whatever happens to that."""
+    with log.open("w") as stream:
+        return subprocess.Popen(
+            [str(REPOSITORY / "infra" / "up"), "--port", str(port)],
+            cwd=folder,
+            env=clean_environment() | variables,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            preexec_fn=end_with_us,
+        )
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -103,19 +135,8 @@ def kept_database(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def served(tmp_path_factory: pytest.TempPathFactory, kept_database: dict[str, str]) -> Iterator[ServedPrefect]:
     """A running `infra/up`. Afterwards: SIGTERM must end it, its server and its serving process."""
     folder = tmp_path_factory.mktemp("served")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    log = folder / "up.log"
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            [str(REPOSITORY / "infra" / "up"), "--port", str(port)],
-            cwd=folder,
-            env=clean_environment() | kept_database,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+    port, log = free_port(), folder / "up.log"
+    process = start_up(folder, port, log, **kept_database)
     prefect = ServedPrefect(process, folder, f"http://127.0.0.1:{port}/api")
     family: list[psutil.Process] = []
     try:
