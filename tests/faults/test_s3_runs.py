@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import subprocess
@@ -24,7 +25,7 @@ from xtok.shards.pipeline import preprocess, rebuild_part
 from xtok.shards.pool import SerialRunner
 from xtok.shards.read import open_dataset
 from xtok.shards.verify import damaged_parts, verify_dataset
-from xtok.storage import retry
+from xtok.storage import cache, retry
 
 PARTS = {"part_bytes": 16_000, "row_group_rows": 4}
 RUNNER = SerialRunner()
@@ -32,7 +33,8 @@ SCRIPT = """
 import sys
 from schemas.config import PreprocessConfig
 from xtok.shards.pipeline import preprocess
-preprocess(PreprocessConfig.model_validate_json(sys.argv[1]))
+from xtok.shards.pool import SerialRunner
+preprocess(PreprocessConfig.model_validate_json(sys.argv[1]), runner=SerialRunner() if sys.argv[2] == "serial" else None)
 """
 
 
@@ -44,8 +46,8 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     return s3_server.new_bucket()
 
 
-def launch(config: PreprocessConfig, repository: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SCRIPT, config.model_dump_json()]
+def launch(config: PreprocessConfig, repository: Path, runner: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT, config.model_dump_json(), runner]
     return subprocess.Popen(command, cwd=repository, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -101,6 +103,21 @@ def test_a_store_that_is_away_is_no_damage(tmp_path: Path, source: Path, bucket:
     for look in (lambda: open_dataset(output), lambda: verify_dataset(dataset), lambda: next(iter(loader))):
         with pytest.raises(StoreUnavailableError, match="tried 3 times"):
             look()
+    s3_server.fault = lambda method, path: 403 if path.endswith(".parquet") else None
+    with pytest.raises(StorageError, match="PermissionError"):
+        verify_dataset(dataset)
+
+
+def test_a_full_cache_disk_is_no_damage(tmp_path: Path, source: Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = f"{bucket}/aligned"
+    preprocess(config_for(tmp_path, source, **PARTS).model_copy(update={"output": output}), runner=RUNNER)
+
+    def full(url: str, path: Path) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache, "fetch", full)
+    with pytest.raises(StorageError, match=r"cannot write .*cache.*no space left"):
+        next(iter(AlignedShardLoader(output, batch_size=4, cache_folder=str(tmp_path / "cache"))))
 
 
 @pytest.mark.slow
@@ -131,9 +148,9 @@ def test_the_store_fails_for_good_at_every_put(tmp_path: Path, source: Path, buc
 
 @pytest.mark.slow
 def test_kills_and_a_flaky_store(tmp_path: Path, repository: Path, bucket: str, s3_server: S3Server) -> None:
-    """One request in twenty goes wrong all the while, and the process is killed at four random moments."""
-    source = write_lines(tmp_path / "in.jsonl", udhr_rows(200))
-    changes = {"part_bytes": 40_000, "row_group_rows": 16, "workers": 1}
+    """One request in twenty goes wrong all the while; the process is killed at four moments, and the last one has workers."""
+    source = write_lines(tmp_path / "in.jsonl", udhr_rows(80))
+    changes = {"part_bytes": 16_000, "row_group_rows": 16, "workers": 2}
     preprocess(config_for(tmp_path / "whole", source, **changes), runner=RUNNER)
     output = f"{bucket}/aligned"
     config = config_for(tmp_path, source, **changes).model_copy(update={"output": output})
@@ -143,7 +160,7 @@ def test_kills_and_a_flaky_store(tmp_path: Path, repository: Path, bucket: str, 
     s3_server.fault = lambda method, path: chance.choice(faults) if chance.random() < 0.05 else None
     for number_of_puts in (2, 6, 12, 20):
         s3_server.requests.clear()
-        run = launch(config, repository)
+        run = launch(config, repository, "serial")
         deadline = time.monotonic() + 60
         while run.poll() is None and time.monotonic() < deadline:
             if len([path for method, path in list(s3_server.requests) if method == "PUT"]) >= number_of_puts:
@@ -152,7 +169,7 @@ def test_kills_and_a_flaky_store(tmp_path: Path, repository: Path, bucket: str, 
         run.kill()
         run.communicate()
         assert not storage.exists(f"{output}/manifest.json") or run.returncode == 0, f"seed {seed}"
-    last = launch(config, repository)
+    last = launch(config, repository, "pool")
     _, errors = last.communicate(timeout=120)
     assert last.returncode == 0, f"seed {seed}: {errors}"
     s3_server.fault = lambda method, path: None

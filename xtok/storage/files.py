@@ -88,17 +88,25 @@ def size(url: str) -> int:
 
 
 def glob(pattern: str) -> list[str]:
-    """Files that match, sorted; a pattern without wildcards matches that one file, if it is there."""
+    """Files that match, sorted. What matches nothing else may be a file's own name, as in a shell: `texts[1].jsonl`."""
     with reported("list", pattern):
         path = local_path(pattern)
         is_plain = not any(mark in pattern for mark in "*?[")
-        if path is None:
-            found = remote.info(pattern) if is_plain else None
-            return remote.find(pattern) if not is_plain else [pattern] if found is not None and found["type"] == "file" else []
-        if is_plain:
-            return [pattern] if path.is_file() else []
-        system = fsspec.filesystem("file")
-        return sorted(match for match in system.glob(str(path)) if system.isfile(match))
+        found: list[str] = []
+        if not is_plain and path is None:
+            found = remote.find(pattern)
+        elif not is_plain:
+            system = fsspec.filesystem("file")
+            found = sorted(match for match in system.glob(str(path)) if system.isfile(match))
+        return found or ([pattern] if _is_file(pattern) else [])
+
+
+def _is_file(url: str) -> bool:
+    path = local_path(url)
+    if path is not None:
+        return path.is_file()
+    found = remote.info(url)
+    return found is not None and found["type"] == "file"
 
 
 def tree(url: str) -> list[str]:

@@ -47,6 +47,26 @@ def test_glob_is_sorted_and_knows_plain_names(root: str) -> None:
     assert all(storage.read_bytes(name) == b"x" for name in found)
     assert storage.glob(storage.join(root, "c.txt")) == [storage.join(root, "c.txt")]
     assert storage.glob(storage.join(root, "d.txt")) == []
+    for name in ("e[1].jsonl", "e2.jsonl"):
+        storage.write_atomic(storage.join(root, name), b"x", storage.join(root, "staging"))
+    assert [name.rsplit("/", 1)[1] for name in storage.glob(storage.join(root, "e[1].jsonl"))] == ["e[1].jsonl"]
+    assert [name.rsplit("/", 1)[1] for name in storage.glob(storage.join(root, "e[2].jsonl"))] == ["e2.jsonl"]
+    assert storage.glob(storage.join(root, "e[3].jsonl")) == []
+
+
+def test_tree_and_fetch(root: str, tmp_path: Path) -> None:
+    for name in ("b/x[1].bin", "a.bin", "b/c/d e.bin"):
+        storage.write_atomic(storage.join(root, "top", name), name.encode(), storage.join(root, "staging"))
+    storage.write_atomic(storage.join(root, "topmost.bin"), b"", storage.join(root, "staging"))
+    assert storage.tree(storage.join(root, "top")) == ["a.bin", "b/c/d e.bin", "b/x[1].bin"]
+    assert storage.tree(storage.join(root, "none")) == []
+    url = storage.join(root, "top", "a.bin")
+    with storage.scratch_folder() as folder:
+        assert storage.fetch(url, folder / "copy") == storage.sha256(url)
+        assert (folder / "copy").read_bytes() == b"a.bin"
+        with pytest.raises(StorageError, match=r"cannot write .*none/copy"):
+            storage.fetch(url, folder / "none" / "copy")
+    assert not folder.exists()
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(root: str) -> None:
