@@ -13,8 +13,9 @@ import pytest
 
 from schemas.config import PreprocessConfig
 from tests.unit.shards.support import config_for, frozen_files, udhr_rows, write_lines
+from xtok import storage
 from xtok.cli import main
-from xtok.errors import DamagedPartError, DatasetMismatchError
+from xtok.errors import DamagedPartError, DatasetMismatchError, StorageError
 from xtok.shards.pipeline import preprocess, rebuild_parts, restore_manifest
 from xtok.shards.pool import SerialRunner
 from xtok.shards.read import open_dataset
@@ -155,6 +156,23 @@ def test_nothing_is_repaired_from_a_source_that_changed(dataset: Path) -> None:
         restore_manifest(config, runner=RUNNER)
     manifest.write_bytes(before["manifest.json"])
     assert frozen_files(dataset) == before, "nothing was written"
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_a_source_that_changes_during_the_run_is_never_published(dataset: Path, scheme: str) -> None:
+    """Of the same size, so that every part can still be read."""
+    text = (dataset.parent / "in.jsonl").read_text()
+    source = f"{scheme}{dataset.parent}/in.jsonl"
+    storage.write_atomic(source, text.encode())
+    output = dataset.parent / "other"
+
+    def change(stage: str, done: int, total: int) -> None:
+        if stage == "build parts" and done == 1:
+            storage.write_atomic(source, text.replace("human", "humam").encode())
+
+    with pytest.raises(StorageError, match=r"in\.jsonl changed while this run read it"):
+        preprocess(config_for(output, source, **PARTS), runner=RUNNER, progress=change)
+    assert not (output / "manifest.json").exists()
 
 
 def test_the_command_mends_manifest_and_part_together(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ def freeze_plan(run: RunPlan, output: str, *, fixed_render_date: bool) -> RunPla
         # Parts are about to change under the published manifest (other library versions): what is there is no dataset until then.
         storage.remove(storage.join(output, "manifest.json"))
         write_plan(plan, output)
-    return RunPlan(plan, run.source_urls)
+    return run.with_plan(plan)
 
 
 def write_plan(plan: Plan, output: str) -> None:

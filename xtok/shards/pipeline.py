@@ -177,7 +177,7 @@ def _published_plan(config: PreprocessConfig, manifest: Manifest | None, runner:
     existing = _existing_plan(config.output)
     render_date = manifest.render_date if manifest is not None else existing.render_date if existing is not None else None
     if config.render_date is None:
-        run = RunPlan(run.plan.model_copy(update={"render_date": render_date}), run.source_urls)
+        run = run.with_plan(run.plan.model_copy(update={"render_date": render_date}))
     if manifest is not None and hashlib.sha256(plan_bytes(run.plan)).hexdigest() == manifest.plan_sha256:
         url = storage.join(config.output, "plan.json")
         if not storage.exists(url) or storage.sha256(url) != manifest.plan_sha256:

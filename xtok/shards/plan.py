@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ import pyarrow as pa
 from schemas.config import PreprocessConfig
 from schemas.plan import Plan, PlannedPart, PlannedSide
 from xtok import storage
-from xtok.errors import ConfigError
+from xtok.errors import ConfigError, StorageError
 from xtok.shards.chat_sides import ChatSideJob, chat_fields, describe_chat_side, same_chat_side
 from xtok.shards.cutting import balanced_parts
 from xtok.shards.parse import RowFields
@@ -63,10 +63,25 @@ _CHAT_ONLY = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The frozen plan, and where this run finds its sources (URLs in the order of `plan.sources`)."""
+    """The frozen plan, and where this run finds its sources: URLs in the order of `plan.sources`, and what marks each as the one
+    that was digested (`storage.version`)."""
 
     plan: Plan
     source_urls: tuple[str, ...]
+    source_versions: tuple[str, ...]
+
+    def with_plan(self, plan: Plan) -> RunPlan:
+        """The same sources under another plan of them."""
+        return replace(self, plan=plan)
+
+    def check_sources(self) -> None:
+        """Raises StorageError when a source was written anew since it was digested: what was built may be of either content."""
+        for url, planned in zip(self.source_urls, self.source_versions, strict=True):
+            if storage.version(url) != planned:
+                raise StorageError(
+                    f"{url} changed while this run read it: nothing is published, for what is built may be of either content. "
+                    "Remove the output folder, and run again when the file stays as it is."
+                )
 
     def sources_of(self, part: PlannedPart) -> dict[int, SourceAt]:
         """The sources that a part reads."""
@@ -77,6 +92,7 @@ class RunPlan:
 def make_plan(config: PreprocessConfig, runner: Runner, progress: Progress | None = None) -> RunPlan:
     """The plan of a configuration. Raises ConfigError, StorageError or TokenizerError before anything is written."""
     files = find_sources(config.sources)
+    versions = tuple(storage.version(file.url) for file in files)
     fields = row_fields(config)
     spacing = max(1, config.part_bytes // _CHECKPOINTS_PER_PART)
     jobs = [(file, spacing) for file in files]
@@ -105,7 +121,7 @@ def make_plan(config: PreprocessConfig, runner: Runner, progress: Progress | Non
         teachers=teachers,
         parts=tuple(parts),
     )
-    return RunPlan(plan, tuple(urls))
+    return RunPlan(plan, tuple(urls), versions)
 
 
 def row_fields(config: PreprocessConfig) -> RowFields:

@@ -26,10 +26,12 @@ def publish(
 ) -> Manifest:
     """Checks the figures and writes manifest.json. entries: of every part, each verified by whoever built or skipped it.
 
-    Raises PublicationRefusedError with the table of figures beyond `max_reject_fraction` or below `min_coverage`.
+    Raises PublicationRefusedError with the table of figures beyond `max_reject_fraction` or below `min_coverage`, StorageError when a
+    source is no longer the one that was planned.
     """
     manifest = build_manifest(run.plan, entries, projections)
     check_limits(manifest, config)
+    run.check_sources()
     staging = storage.join(config.output, "runs", "staging")
     if read_plan(config.output) != run.plan:  # teachers were added to a published dataset
         write_plan(run.plan, config.output)

@@ -28,6 +28,7 @@ from xtok.storage.files import (
     size,
     staged,
     tree,
+    version,
     write_atomic,
 )
 from xtok.storage.paths import absolute, is_no_damage, join, local_path, reported, storage_error
@@ -56,5 +57,6 @@ __all__ = [
     "staged",
     "storage_error",
     "tree",
+    "version",
     "write_atomic",
 ]

@@ -40,6 +40,7 @@ __all__ = [
     "size",
     "staged",
     "tree",
+    "version",
     "write_atomic",
 ]
 
@@ -85,6 +86,16 @@ def size(url: str) -> int:
         if found is None:
             raise FileNotFoundError(f"there is no such file: {url}")
         return int(found["size"])
+
+
+def version(url: str) -> str:
+    """What differs once a file was written anew: its size and time, or the marks that its store keeps."""
+    with reported("look at", url):
+        path = local_path(url)
+        if path is not None:
+            found = path.stat()
+            return f"{found.st_size} bytes, {found.st_mtime_ns}"
+        return remote.version(url)
 
 
 def glob(pattern: str) -> list[str]:

@@ -15,10 +15,11 @@ import fsspec
 
 from xtok.storage.retry import retried
 
-__all__ = ["RemoteReader", "find", "info", "put", "remove_file", "tree"]
+__all__ = ["RemoteReader", "find", "info", "put", "remove_file", "tree", "version"]
 
 Result = TypeVar("Result")
 _S3_SCHEMES = ("s3://", "s3a://")
+_VERSION_MARKS = ("size", "ETag", "etag", "generation", "md5Hash", "blob_id", "LastModified", "last_modified", "created", "mtime")
 _CONNECT_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 60
 BLOCK_BYTES = 4 << 20
@@ -51,6 +52,14 @@ def info(url: str) -> dict[str, Any] | None:
         return _call("look at", url, lambda system, name: cast(dict[str, Any], system.info(name)))
     except FileNotFoundError:
         return None
+
+
+def version(url: str) -> str:
+    """The marks by which a store tells one content of a file from another, as far as it keeps any."""
+    found = info(url)
+    if found is None:
+        raise FileNotFoundError(f"there is no such file: {url}")
+    return ", ".join(f"{name} {found[name]}" for name in _VERSION_MARKS if found.get(name) is not None)
 
 
 def find(pattern: str) -> list[str]:
