@@ -31,7 +31,7 @@ __all__ = ["TokenReadings", "check_ids", "document_ranges", "equal_prefixes", "r
 class TokenReadings:
     """Bytes of every id in every reading.
 
-    values: large_binary [V + extra], the plain readings first. lengths: int64 [V + extra], bytes of each.
+    values: large_binary [V + extra], the plain readings first. lengths: int32 [V + extra], bytes of each.
     unprefixed, literal, role_mark: int32 [V], where an id's other reading stands in `values` (its own plain one where it has no
     other). text: int32 [V], the reading of the offset route: special tokens are literal, pieces that continue a word have lost
     WordPiece's `##`. begins_blank: bool [V], first byte is a blank. second_blank: bool [V], so is the second. is_lone_blank: bool
@@ -39,7 +39,7 @@ class TokenReadings:
     """
 
     values: pa.LargeBinaryArray
-    lengths: IntArray
+    lengths: npt.NDArray[np.int32]
     unprefixed: npt.NDArray[np.int32]
     literal: npt.NDArray[np.int32]
     role_mark: npt.NDArray[np.int32]
@@ -91,7 +91,7 @@ def _build_readings(adapter: TokenizerAdapter) -> TokenReadings:
     text = literal.copy()
     text[continuing] = np.arange(at, at + len(continuing))
     bounds = np.frombuffer(values.buffers()[1], dtype=np.int64, count=len(values) + 1)
-    lengths: IntArray = bounds[1:] - bounds[:-1]
+    lengths = (bounds[1:] - bounds[:-1]).astype(np.int32)  # small, so that look-ups find it in the cache
     return TokenReadings(
         values,
         lengths,

@@ -49,18 +49,14 @@ def align_fast(student: Side, teacher: Side) -> FastAlignment | None:
     simple = left.simple & right.simple & (np.diff(left.bounds) == np.diff(right.bounds))
     if not np.array_equal(left.bounds, right.bounds):
         return _align_some(student, teacher, simple)
-    chunk_starts = _shared_starts(left, right), _shared_starts(right, left)
-    if len(chunk_starts[0]) != len(chunk_starts[1]):
+    shared = _shared_starts(left, right), _shared_starts(right, left)
+    starts = np.flatnonzero(shared[0]), np.flatnonzero(shared[1])
+    if len(starts[0]) != len(starts[1]):
         return None  # only zero-width pieces can do this, and their documents are not simple
-    first_chunk = np.searchsorted(chunk_starts[0], student.tokens.offsets)
-    strides = _strides(left, chunk_starts[0]), _strides(right, chunk_starts[1])
-    sizes = (
-        _sizes(left, chunk_starts[0], strides[0], first_chunk),
-        _sizes(right, chunk_starts[1], strides[1], first_chunk),
-    )
-    settled = simple & _same_bytes((left, right), chunk_starts, sizes, first_chunk)
+    first_chunk = np.searchsorted(starts[0], student.tokens.offsets)
+    settled = simple & _same_bytes((left, right), starts, first_chunk)
     pairs = pair_roles((student.adapter, student.tokens, student.specials), (teacher.adapter, teacher.tokens, teacher.specials))
-    return _number((left, right), chunk_starts, strides, first_chunk, pairs, settled)
+    return _number((left, right), shared, first_chunk, pairs, settled)
 
 
 def _align_some(student: Side, teacher: Side, simple: BoolArray) -> FastAlignment | None:
@@ -87,14 +83,13 @@ class _Line:
     """One side's content bytes as one line over all documents.
 
     columns: int64 [N], reading of each token. cuts: int64 [N + 1], specials have no width. bounds: int64 [D + 1], the documents' ends on
-    the line. content_end: int64 [D], index after each document's last content token. simple: bool [D].
+    the line. simple: bool [D].
     """
 
     side: Side
     columns: IntArray
     cuts: IntArray
     bounds: IntArray
-    content_end: IntArray
     simple: BoolArray
 
     @staticmethod
@@ -108,91 +103,72 @@ class _Line:
         empty = side.empty if lengths is side.lengths else np.flatnonzero(lengths == 0)
         if len(empty) != len(specials.index):  # pieces without bytes: which chunk they join is for the general way
             simple[np.searchsorted(tokens.offsets, np.setdiff1d(empty, specials.index), side="right") - 1] = False
-        return _Line(side, columns, cuts, cuts[tokens.offsets], tokens.offsets[1:] - specials.num_trailing, simple)
+        return _Line(side, columns, cuts, cuts[tokens.offsets], simple)
 
 
-def _shared_starts(line: _Line, other: _Line) -> IntArray:
-    """int64 [K]: index of the first token of each content chunk."""
+def _shared_starts(line: _Line, other: _Line) -> BoolArray:
+    """bool [N]: the content tokens that begin a chunk."""
     marks = np.zeros(int(other.cuts[-1]) + 1, dtype=bool)
     marks[other.cuts[:-1]] = True
-    shared = marks[line.cuts[:-1]]
+    shared = np.take(marks, line.cuts[:-1], mode="clip")  # "clip" spares numpy the check: no cut lies outside
     shared[line.side.specials.index] = False
-    return np.flatnonzero(shared)
+    return shared
 
 
-def _strides(line: _Line, starts: IntArray) -> IntArray:
-    """int64 [K]: tokens from each chunk's first to the next one's, specials between them included."""
-    strides = np.empty(len(starts), dtype=np.int64)
-    np.subtract(starts[1:], starts[:-1], out=strides[:-1])
-    strides[-1:] = len(line.columns) - starts[-1:]
-    return strides
-
-
-def _sizes(line: _Line, starts: IntArray, strides: IntArray, first_chunk: IntArray) -> IntArray:
-    """int64 [K]: content tokens of each chunk; trailing specials and the next document's leading ones are left out."""
-    sizes = strides.copy()
-    has_chunk = np.diff(first_chunk) > 0
-    last = first_chunk[1:][has_chunk] - 1
-    sizes[last] = line.content_end[has_chunk] - starts[last]
-    return sizes
-
-
-def _same_bytes(
-    lines: tuple[_Line, _Line], starts: tuple[IntArray, IntArray], sizes: tuple[IntArray, IntArray], first_chunk: IntArray
-) -> BoolArray:
-    """bool [D]: every chunk of the document holds the same bytes on both sides."""
+def _same_bytes(lines: tuple[_Line, _Line], starts: tuple[IntArray, IntArray], first_chunk: IntArray) -> BoolArray:
+    """bool [D]: every chunk of the document holds the same bytes on both sides. starts: int64 [K], first token of each chunk."""
     classes = byte_classes(lines[0].side.adapter, lines[1].side.adapter)
-    alone = (sizes[0] == 1) & (sizes[1] == 1)
-    left, right = (np.take(own, np.take(line.columns, start)) for own, line, start in zip(classes, lines, starts, strict=True))
-    differs = alone & (left != right)
+    left, right = (
+        np.take(own, np.take(line.columns, start, mode="clip"), mode="clip")
+        for own, line, start in zip(classes, lines, starts, strict=True)
+    )
+    # Two first tokens of equal bytes end at a cut that both sides share, so each is its whole chunk.
+    differs = left != right
     same = np.ones(len(first_chunk) - 1, dtype=bool)
-    if differs.any():
-        same[np.searchsorted(first_chunk, np.flatnonzero(differs), side="right") - 1] = False
-    longer = np.flatnonzero(~alone)
-    spelled = [_spell(line, start[longer], size[longer]) for line, start, size in zip(lines, starts, sizes, strict=True)]
+    spelled = [_spell(line, start, differs) for line, start in zip(lines, starts, strict=True)]
     if np.array_equal(spelled[0], spelled[1]):
         return same
     # Chunks have equal lengths on both sides, so the two strings can be held against each other byte by byte.
+    begins = np.append(lines[0].cuts[starts[0]], lines[0].cuts[-1])
+    longer = np.flatnonzero(differs)
     place = np.flatnonzero(spelled[0] != spelled[1])
-    lengths = lines[0].cuts[starts[0][longer] + sizes[0][longer]] - lines[0].cuts[starts[0][longer]]
-    chunk = longer[np.searchsorted(np.cumsum(lengths), place, side="right")]
+    chunk = longer[np.searchsorted(np.cumsum(begins[longer + 1] - begins[longer]), place, side="right")]
     same[np.searchsorted(first_chunk, chunk, side="right") - 1] = False
     return same
 
 
-def _spell(line: _Line, starts: IntArray, sizes: IntArray) -> npt.NDArray[np.uint8]:
-    """Bytes of the tokens of some chunks, one after the other."""
-    total = int(sizes.sum())
-    ends = np.cumsum(sizes)
-    index = np.arange(total)
-    index += np.repeat(starts - ends + sizes, sizes)
-    data, _ = take_bytes(line.side.readings, line.columns[index])
+def _spell(line: _Line, starts: IntArray, chosen: BoolArray) -> npt.NDArray[np.uint8]:
+    """Bytes of the chosen chunks' tokens (bool [K]), one after the other; specials add none."""
+    is_spelled = np.ones(len(line.columns), dtype=bool)
+    is_spelled[starts] = chosen  # a chunk that is not chosen is its first token alone
+    data, _ = take_bytes(line.side.readings, np.take(line.columns, np.flatnonzero(is_spelled), mode="clip"))
     return data
 
 
 def _number(
-    lines: tuple[_Line, _Line],
-    starts: tuple[IntArray, IntArray],
-    strides: tuple[IntArray, IntArray],
-    first_chunk: IntArray,
-    pairs: RolePairs,
-    settled: BoolArray,
+    lines: tuple[_Line, _Line], shared: tuple[BoolArray, BoolArray], first_chunk: IntArray, pairs: RolePairs, settled: BoolArray
 ) -> FastAlignment:
-    """Chunk ids: role pairs of the beginning, content chunks, role pairs of the end, from 0 in each document."""
+    """Chunk ids: role pairs of the beginning, content chunks, role pairs of the end, from 0 in each document.
+
+    One running count of the chunks' first tokens, set back at the first token of each document.
+    """
     num_documents = len(settled)
     content = np.diff(first_chunk)
     leading = np.bincount(pairs.document[pairs.leads], minlength=num_documents)
     trailing = np.bincount(pairs.document[~pairs.leads], minlength=num_documents)
-    number = np.arange(len(starts[0]), dtype=np.int32)
-    number -= np.repeat((first_chunk[:-1] - leading).astype(np.int32), content)
     pair_number = pairs.rank + np.where(pairs.leads, 0, (leading + content)[pairs.document])
     ids = []
-    for line, start, stride, paired in zip(lines, starts, strides, (pairs.student, pairs.teacher), strict=True):
-        before = np.full(start[0] if len(start) else len(line.columns), -1, dtype=np.int32)
-        filled = np.concatenate([before, np.repeat(number, stride)])
-        filled[line.side.specials.index] = -1
-        filled[paired] = pair_number
-        ids.append(filled)
+    for line, is_first, paired in zip(lines, shared, (pairs.student, pairs.teacher), strict=True):
+        offsets = line.side.tokens.offsets
+        has_tokens = np.flatnonzero(offsets[1:] > offsets[:-1])
+        before = leading[has_tokens] - 1
+        reached = np.append(0, (before + content[has_tokens])[:-1])  # at the end of the document before
+        number = is_first.astype(np.int32)
+        number[offsets[has_tokens]] += (before - reached).astype(np.int32)
+        np.cumsum(number, out=number)
+        number[line.side.specials.index] = -1
+        number[paired] = pair_number
+        ids.append(number)
     return FastAlignment(settled, ids[0], ids[1], content + leading + trailing)
 
 

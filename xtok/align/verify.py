@@ -49,7 +49,7 @@ class Side:
         self.adapter, self.tokens, self.readings = adapter, tokens, readings_of(adapter)
         # As indices once: every look-up by 32-bit ids would widen them again.
         self.wide_ids: IntArray = tokens.ids.astype(np.int64)
-        self.lengths: IntArray = np.take(self.readings.lengths, self.wide_ids, mode="clip")  # checked above
+        self.lengths: npt.NDArray[np.int32] = np.take(self.readings.lengths, self.wide_ids, mode="clip")  # checked above
         self.empty: IntArray = np.flatnonzero(self.lengths == 0)
         is_special = self.readings.is_special[tokens.ids[self.empty]]  # special tokens have no bytes in the plain reading
         self.specials: Specials = find_specials(self.empty[is_special], tokens.offsets)
@@ -75,8 +75,8 @@ class Side:
         following_blank = np.where(exists, self.readings.begins_blank[next_id], if_empty)
         return np.where(alone, following_blank, self.readings.second_blank[self.first_id])
 
-    def without_prefix(self, documents: BoolArray) -> tuple[IntArray, IntArray]:
-        """(reading int64 [N], bytes int64 [N]) of each token, the first content token of `documents` (bool [D]) without its blank."""
+    def without_prefix(self, documents: BoolArray) -> tuple[IntArray, npt.NDArray[np.int32]]:
+        """(reading int64 [N], bytes int32 [N]) of each token, the first content token of `documents` (bool [D]) without its blank."""
         strip = self.first_content[documents]
         if not len(strip):
             return self.wide_ids, self.lengths
