@@ -17,6 +17,7 @@ from flows.environment import SET_BY_USER, home_variables  # before Prefect is i
 import argparse
 import atexit
 import contextlib
+import http.client
 import importlib.metadata
 import logging
 import os
@@ -31,11 +32,13 @@ import urllib.request
 from pathlib import Path
 
 from flows.lifetime import end_with_parent
+from xtok.errors import ConfigError, XtokError
 
 __all__ = ["PrivateServer", "main", "prepare_lone_run", "private_server", "wait_until_healthy"]
 
 HOST = "127.0.0.1"
 STARTUP_SECONDS = 120.0
+USERS_SERVER_SECONDS = 10.0
 
 
 class PrivateServer:
@@ -61,17 +64,27 @@ class PrivateServer:
 def prepare_lone_run() -> None:
     """Before a flow that a user started by itself: Prefect's logs quiet, and a server of its own unless PREFECT_API_URL names one.
 
-    Raises RuntimeError when the server does not come up.
+    Raises ConfigError when no server answers there, XtokError when the own one does not come up.
     """
-    from prefect.context import refresh_global_settings_context
-
+    api_url = os.environ.get("PREFECT_API_URL")
+    if api_url:
+        try:
+            wait_until_healthy(api_url, seconds=USERS_SERVER_SECONDS)
+        except RuntimeError as error:
+            way_out = "start that server, or unset the variable: the run then brings its own"
+            raise ConfigError(f"PREFECT_API_URL: {error}; {way_out}") from error
     if "PREFECT_LOGGING_LEVEL" not in SET_BY_USER:
         # What goes wrong is told at the end, once. Prefect has read its settings already, so its loggers are told too.
         os.environ["PREFECT_LOGGING_LEVEL"] = "CRITICAL"
         for name in ("prefect", "EventsWorker", "APILogWorker"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    if not os.environ.get("PREFECT_API_URL"):
-        os.environ.update(private_server(Path(os.environ["PREFECT_HOME"])).environment())
+    if not api_url:
+        try:
+            os.environ.update(private_server(Path(os.environ["PREFECT_HOME"])).environment())
+        except RuntimeError as error:
+            raise XtokError(str(error)) from error
+    from prefect.context import refresh_global_settings_context
+
     refresh_global_settings_context()
 
 
@@ -107,20 +120,25 @@ def private_server(home: Path) -> PrivateServer:
     return server
 
 
-def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes] | None = None) -> None:
-    """Return once the server at `api_url` answers; RuntimeError after two minutes, or when `process` has ended."""
+def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes] | None = None, *, seconds: float = STARTUP_SECONDS) -> None:
+    """Return once the server at `api_url` answers; RuntimeError after so many seconds, or when `process` has ended."""
     # A proxy of the user's environment does not lead to a server on this machine.
     is_local = f"//{HOST}:" in api_url
     opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_local else []))
-    deadline = time.monotonic() + STARTUP_SECONDS
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process is not None and process.poll() is not None:
             raise RuntimeError(f"Prefect's server for {api_url} ended at start with exit code {process.returncode}")
-        with contextlib.suppress(urllib.error.URLError, OSError), opener.open(f"{api_url}/health", timeout=5) as answer:
-            if answer.status == 200:
+        try:
+            with opener.open(f"{api_url}/health", timeout=5):
                 return
+        except urllib.error.HTTPError as error:
+            if error.code < 500:  # it is there, and wants a key, which is for Prefect's client to show
+                return
+        except (OSError, ValueError, http.client.HTTPException):
+            pass
         time.sleep(0.05)
-    raise RuntimeError(f"Prefect's server did not answer at {api_url} within {STARTUP_SECONDS:.0f} s")
+    raise RuntimeError(f"no Prefect server answered at {api_url} within {seconds:.0f} s")
 
 
 def _empty_database() -> Path:

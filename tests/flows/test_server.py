@@ -5,12 +5,17 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
 
+from flows import server
+from flows.server import wait_until_healthy
 from tests.flows.conftest import REPOSITORY, clean_environment, free_port, is_running, wait_for
+from xtok.errors import ConfigError
 
 STARTER = """
 import sys, time
@@ -49,3 +54,32 @@ if sys.platform == "linux":  # elsewhere nothing tells a shell script that its p
             for process in filter(is_running, family):
                 process.kill()
         assert not (tmp_path / ".prefect" / "served_api_url").exists()
+
+
+def test_a_server_of_the_users_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "USERS_SERVER_SECONDS", 0.2)
+    for url in (f"http://127.0.0.1:{free_port()}/api", "no url"):
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        with pytest.raises(ConfigError, match=rf"PREFECT_API_URL: no Prefect server answered at {url} .* unset the variable"):
+            server.prepare_lone_run()
+
+
+@pytest.mark.parametrize(("status", "is_there"), [(200, True), (401, True), (503, False)])
+def test_a_server_that_wants_a_key_is_there(status: int, is_there: bool) -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Silent."""
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as answering:
+        threading.Thread(target=answering.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{answering.server_port}/api"
+        if is_there:
+            wait_until_healthy(url, seconds=5)
+        else:
+            with pytest.raises(RuntimeError, match="no Prefect server answered"):
+                wait_until_healthy(url, seconds=0.2)
+        answering.shutdown()
