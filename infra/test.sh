@@ -8,4 +8,5 @@ cd "$root"
 . infra/environment.sh
 ensure_environment dev
 python -m tests.real_tokenizers >&2
-exec python -m pytest "$@"
+# Two at a time, the tests of a file together (see tests/conftest.py); `bash infra/test.sh -n 0` runs one after the other.
+exec python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder "$@"

@@ -29,3 +29,11 @@ def real_tokenizer_folder() -> Path:
         return real_tokenizers.build(real_tokenizers.default_folder())
     except RuntimeError as error:
         pytest.fail(str(error))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For `pytest -n`: a file's tests stay together, so that what a module sets up is set up once; so do all tests of the one Prefect."""
+    for item in items:
+        path = item.path.relative_to(REPOSITORY)
+        uses_prefect = {"served", "kept_database"} & set(getattr(item, "fixturenames", ()))
+        item.add_marker(pytest.mark.xdist_group("prefect" if uses_prefect else str(path)))
