@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def test_damage_is_found_and_mended(tmp_path: Path) -> None:
     whole = file.read_bytes()
     dataset = open_dataset(str(tmp_path / "out"))
     assert verify_dataset(dataset) == []
-    for damage in (whole[:-9], whole[:200] + bytes([whole[200] ^ 1]) + whole[201:], None):
+    places = random.Random(0).sample(range(len(whole)), 8)  # in rows, page headers and footer
+    for damage in (whole[:-9], *(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in places), None):
         file.unlink() if damage is None else file.write_bytes(damage)
         assert [finding.path for finding in verify_dataset(dataset)] == [manifest.projections[0].path]
         restore_projections(config_for(tmp_path / "out", source, projection=True), runner=SerialRunner())
