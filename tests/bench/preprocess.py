@@ -37,6 +37,7 @@ DESCRIPTION = "text to published shards, student + 2 teachers, against encode_ba
 WORKERS = 2
 REPEATS = 3
 TIMED_BYTES = 10_000_000
+PART_BYTES = 1_250_000  # eight parts: an odd number would leave one of the two workers without work for the last one
 SIDES = ("qwen3", "llama3_2", "mistral_nemo")
 _BASELINE: dict[str, Tokenizer] = {}
 
@@ -86,7 +87,7 @@ def _write(path: Path, documents: list[str], copies: int) -> Path:
 def _config(output: Path, source: Path, tokenizers: Path, backend: str) -> PreprocessConfig:
     student, *teachers = ({"tokenizer": str(tokenizers / side)} for side in SIDES)
     config = {"sources": [str(source)], "student": student, "teachers": teachers, "output": str(output), "backend": backend}
-    return absolute_config(PreprocessConfig.model_validate(config | {"part_bytes": 2_000_000, "workers": WORKERS, "projection": False}))
+    return absolute_config(PreprocessConfig.model_validate(config | {"part_bytes": PART_BYTES, "workers": WORKERS, "projection": False}))
 
 
 def _build(output: Path, source: Path, tokenizers: Path, backend: str, pool: WorkerPool) -> None:
