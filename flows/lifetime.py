@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["SERVED_BY", "end_with_parent", "end_with_serving_process"]
+__all__ = ["SERVED_BY", "end_with_parent", "end_with_serving_process", "is_alive"]
 
 # Names the serving process to the processes of its runs.
 SERVED_BY = "XTOK_SERVED_BY"
@@ -43,11 +43,12 @@ def end_with_serving_process() -> None:
         return
     if os.getppid() == serving:
         end_with_parent(serving)
-    elif not _is_alive(serving):  # it died while this process was starting
+    elif not is_alive(serving):  # it died while this process was starting
         os._exit(1)
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Whether there is a process of this number on this machine."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -95,19 +95,23 @@ def test_alone_with_nothing_set_up(undisturbed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_ten_moments(undisturbed: Path, tmp_path: Path, kept_database: dict[str, str]) -> None:
+def test_killed_at_ten_moments(undisturbed: Path, tmp_path: Path, kept_database: dict[str, str], served: ServedPrefect) -> None:
     """After each `kill -9` nothing of ours lives on; relaunched on two workers it ends with the same bytes.
 
-    The moments: one right after the first part was written, nine anywhere in a run.
+    The moments: one right after the first part was written, nine anywhere in a run: two of these with a server of its own, seven on
+    a lasting one, where most of a run is its work.
     """
     write_config(tmp_path, bundled_lines(40), workers=2)
     moments = random.Random(5)
+    (tmp_path / "temporary").mkdir()
+    everywhere = {**kept_database, "TMPDIR": str(tmp_path / "temporary")}
+    lasting = {"PREFECT_API_URL": served.api_url}
     for attempt in range(10):
-        process = start_alone(tmp_path, **kept_database)
+        process = start_alone(tmp_path, **everywhere, **({} if attempt < 3 else lasting))
         if attempt == 0:
             wait_for(lambda: any((tmp_path / "aligned").glob("records/*")), seconds=120, what="a first part")
         else:
-            time.sleep(moments.uniform(1.0, 8.0))
+            time.sleep(moments.uniform(0.5, 6.0 if attempt < 3 else 4.0))
         if attempt == 0:
             commands = [" ".join(member.cmdline()) for member in living(tmp_path)]
             assert any("flows.server" in command for command in commands)
@@ -115,8 +119,9 @@ def test_killed_at_ten_moments(undisturbed: Path, tmp_path: Path, kept_database:
         process.kill()
         process.communicate()
         wait_for(lambda: not living(tmp_path), seconds=10, what="the end of all that the killed run started")
-    run_alone(tmp_path, **kept_database)
+    run_alone(tmp_path, **everywhere)
     assert digests(tmp_path / "aligned") == digests(undisturbed / "aligned")
+    assert list((tmp_path / "temporary").glob("xtok-prefect-*")) == [], "nor is anything left of the servers"
 
 
 def living(folder: Path) -> list[psutil.Process]:

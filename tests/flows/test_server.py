@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from flows import server
+from flows.environment import clean_private_homes
 from flows.server import wait_until_healthy
 from tests.flows.conftest import REPOSITORY, clean_environment, free_port, is_running, wait_for
 from xtok.errors import ConfigError
@@ -83,3 +85,12 @@ def test_a_server_that_wants_a_key_is_there(status: int, is_there: bool) -> None
             with pytest.raises(RuntimeError, match="no Prefect server answered"):
                 wait_until_healthy(url, seconds=0.2)
         answering.shutdown()
+
+
+def test_homes_of_dead_runs_are_removed_and_no_others(tmp_path: Path) -> None:
+    here = f"xtok-prefect-{socket.gethostname()}"
+    dead, living, elsewhere = f"{here}-{2**22 + 1}-abc", f"{here}-{os.getpid()}-abc", f"xtok-prefect-other-host-{2**22 + 1}-abc"
+    for name in (dead, living, elsewhere):
+        (tmp_path / name / "storage").mkdir(parents=True)
+    clean_private_homes(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {living, elsewhere}

@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer",
         action="append",
+        type=_assignment,
         default=[],
         metavar="SIDE=FOLDER",
         help="where a tokenizer lies now, e.g. student=out/qwen3 or 0=out/llama3_2 (default: where the run found it)",
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the rows, or write them to the HTML file."""
     dataset = open_dataset(options.dataset)
-    source = RowSource(dataset, dict(_assignment(text) for text in options.tokenizer))
+    source = RowSource(dataset, dict(options.tokenizer))
     addresses = source.find(options.row) if options.row else source.draw(options.random, options.seed)
     views = [view for address in addresses for view in source.views(address, options.teacher)]
     if options.html:
@@ -69,4 +70,6 @@ def _positive(text: str) -> int:
 
 def _assignment(text: str) -> tuple[str, str]:
     side, _, folder = text.partition("=")
+    if not side or not folder:
+        raise argparse.ArgumentTypeError(f"{text!r} is not SIDE=FOLDER")
     return side, folder

@@ -84,6 +84,13 @@ def test_inspect_refuses_what_is_not_there(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", ["student", "=out", "0="])
+def test_a_tokenizer_without_its_side_is_wrong_usage(made: Path, capsys: pytest.CaptureFixture[str], given: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["inspect", str(made), "--tokenizer", given])
+    assert f"{given!r} is not SIDE=FOLDER" in capsys.readouterr().err
+
+
 def test_inspect_refuses_another_tokenizer(made: Path, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = repository / "infra" / "bundled" / "tokenizers" / "unigram_nfkc"
     assert main(["inspect", str(made), "--teacher", "0", "--tokenizer", f"0={other}"]) == 1
