@@ -124,7 +124,7 @@ def test_rendering_is_transformers_and_minijinja_is_jinja(
         except Exception:
             texts.append(None)
         assert texts[0] == texts[2]
-        if not chat.has_float:
+        if not chat.by_reference:
             assert texts[0] == texts[1]
 
 

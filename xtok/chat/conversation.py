@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from schemas.tables import RejectReason
 from xtok.errors import RowRefused
 
-__all__ = ["Conversation", "Message", "holds_float", "strings_of"]
+__all__ = ["Conversation", "Message", "engines_differ", "holds_float", "strings_of"]
 
 Message = dict[str, Any]
+
+# Blanks and line ends to Python (`strip`, `split`, `splitlines`) and not all of them to Rust.
+_ODD_BLANKS: Final = ("\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x1f", "\x85", "\u2028", "\u2029")
+_MAX_INTEGER: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """One canonical conversation (see `xtok.chat.messages`); `template_kwargs` are the row's own, over those of the side.
 
-    has_float: whether a float stands anywhere in it, which engines print differently. text: all strings it brings (`strings_of`),
-    joined by NUL, so that most questions about them are one search.
+    has_float: whether a float stands anywhere in it. by_reference: whether it holds what template engines treat differently
+    (`engines_differ`). text: all strings it brings (`strings_of`), joined by NUL, so that most questions about them are one search.
     """
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None
     template_kwargs: dict[str, Any]
     has_float: bool
+    by_reference: bool
     text: str
 
     @classmethod
@@ -35,11 +40,15 @@ class Conversation:
         for message in messages:
             for key, value in message.items():
                 if key != "thinking" and key != "role":
+                    if key != "content":
+                        strings.append(key)
                     _collect(value, strings)
         _collect(tools, strings)
         _collect(template_kwargs, strings)
-        has_float = holds_float((messages, tools, template_kwargs))
-        conversation = cls(messages, tools, template_kwargs, has_float, "\0".join(strings))
+        text = "\0".join(strings)
+        by_reference = engines_differ(messages, tools, template_kwargs)
+        has_float = by_reference and holds_float((messages, tools, template_kwargs))
+        conversation = cls(messages, tools, template_kwargs, has_float, by_reference, text)
         _check_text(conversation)
         return conversation
 
@@ -84,6 +93,43 @@ def holds_float(value: Any) -> bool:
     return isinstance(value, float)
 
 
+def engines_differ(messages: list[Message], tools: Any, template_kwargs: Mapping[str, Any]) -> bool:
+    """Whether Jinja and minijinja may treat a row's data differently, the same template given.
+
+    Floats and integers beyond 64 bits print differently; None in data is an error in a loop or a join to one engine and empty to
+    the other; lists and objects print the strings in them escaped by another table; and see `_ODD_BLANKS`.
+    """
+    if any(_prints_differently(value) for value in template_kwargs.values()) or (tools is not None and _prints_differently(tools)):
+        return True
+    for message in messages:
+        for value in message.values():
+            if _has_odd_blank(value) if type(value) is str else _prints_differently(value):
+                return True
+    return False
+
+
+def _has_odd_blank(text: str) -> bool:
+    if "\r" in text and "\r" in text.replace("\r\n", ""):
+        return True
+    return any(blank in text for blank in _ODD_BLANKS)
+
+
+def _prints_differently(value: Any) -> bool:
+    kind = type(value)
+    if kind is str:
+        is_plain = value.isprintable() or value.replace("\n", "").replace("\t", "").isprintable()
+        return not is_plain
+    if kind is bool:
+        return False
+    if kind is int:
+        return not -_MAX_INTEGER <= value <= _MAX_INTEGER
+    if isinstance(value, Mapping):
+        return any(map(_prints_differently, value)) or any(map(_prints_differently, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_prints_differently, value))
+    return True
+
+
 def strings_of(conversation: Conversation) -> Iterator[tuple[str, str]]:
     """(where, text) of every string a row brings, keys of objects included."""
     for index, message in enumerate(conversation.messages):
@@ -91,6 +137,8 @@ def strings_of(conversation: Conversation) -> Iterator[tuple[str, str]]:
         for key, value in message.items():
             if key == "thinking" or key == "role":
                 continue
+            if key != "content":
+                yield where, key
             if type(value) is str:
                 yield where, value
             else:

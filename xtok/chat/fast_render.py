@@ -2,7 +2,7 @@
 
 `ProvenRenderer` gives the reference's text for every row. It takes minijinja only where that is proven:
 - a template minijinja cannot compile, or that renders a sample differently (`prove`), goes to Jinja altogether;
-- a row that holds a float anywhere (messages, tools, arguments) goes to Jinja: the engines print floats differently;
+- a row that holds what the engines treat differently (`engines_differ`: a float, an odd blank) goes to Jinja;
 - a row minijinja refuses is decided by Jinja, so the reason on record is the reference's;
 - one row in `proof_every` is rendered by both; the first difference sets `difference`, sends everything after to Jinja, and a caller
   that renders whole parts renders the part again (`fell_back`).
@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import minijinja
 
-from xtok.chat.conversation import holds_float
+from xtok.chat.conversation import engines_differ
 from xtok.chat.templates import ReferenceRenderer, TemplateFailure, fixed_clock, json_text, template_context
 
 __all__ = ["FastRenderer", "ProvenRenderer"]
@@ -38,6 +38,7 @@ class FastRenderer:
         self._environment = minijinja.Environment(trim_blocks=True, lstrip_blocks=True, pycompat=True)
         self._environment.add_filter("tojson", json_text)
         self._environment.add_test("iterable", _is_iterable)  # minijinja's own says yes to none
+        self._environment.add_test("sequence", _is_sequence)  # and no to text and objects
         self._environment.add_global("raise_exception", _raise)
         self._environment.add_global("strftime_now", fixed_clock(render_date))
         portable = _GENERATION.sub(lambda m: m[1] + ("endif" if m[2] else "if true") + m[3], source)
@@ -95,7 +96,7 @@ class ProvenRenderer:
         for messages, tools, kwargs in rows:
             if self._fast is None:
                 return False
-            if holds_float((messages, tools, kwargs)):
+            if engines_differ(messages, tools, kwargs):
                 continue
             num_rows += 1
             num_refused += not self._compare(messages, tools, kwargs)
@@ -104,10 +105,10 @@ class ProvenRenderer:
         return self._fast is not None
 
     def render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, kwargs: Mapping[str, Any], *, has_float: bool
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, kwargs: Mapping[str, Any], *, by_reference: bool
     ) -> str:
-        """The reference's text; `has_float` says whether a float stands in any argument. TemplateFailure with the reference's reason."""
-        if self._fast is None or has_float:
+        """The reference's text; by_reference: `engines_differ` of the arguments. TemplateFailure with the reference's reason."""
+        if self._fast is None or by_reference:
             return self.reference.render(messages, tools, kwargs)
         self._count += 1
         if self._count % self.proof_every == 0:
@@ -150,6 +151,10 @@ def _describe(expected: str | None, got: str) -> str:
 
 def _is_iterable(value: object) -> bool:
     return hasattr(value, "__iter__")
+
+
+def _is_sequence(value: object) -> bool:
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def _raise(message: object) -> str:

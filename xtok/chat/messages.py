@@ -8,12 +8,15 @@ A canonical conversation is a list of plain dicts with these properties, whateve
 - `tool_calls` is a non-empty list of `{"type", "function": {"name", "arguments"}}` or absent; arguments are an object, and where
   the row gave a JSON string, that string is kept beside it (`ARGUMENTS_TEXT`) for the templates that print it.
 - Keys whose value is None are dropped, as `apply_chat_template` does.
+- All else is JSON data of at most `MAX_DEPTH` levels; a date or time out of Parquet is text in ISO form.
 Anything else is refused with stage "read" and side "source": it would fail for every model.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -22,10 +25,11 @@ from schemas.tables import RejectReason
 from xtok.chat.conversation import Conversation, Message
 from xtok.errors import RowRefused
 
-__all__ = ["ARGUMENTS_TEXT", "ROLES", "ChatFields", "conversation_from_row", "normalize_messages"]
+__all__ = ["ARGUMENTS_TEXT", "MAX_DEPTH", "ROLES", "ChatFields", "conversation_from_row", "normalize_messages"]
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 ARGUMENTS_TEXT: Final = "_arguments_text"
+MAX_DEPTH: Final = 100  # of lists and objects in one another; what is deeper breaks templates, or the stack
 
 _ROLE_NAMES: Final = {
     **{role: role for role in ROLES},
@@ -40,6 +44,7 @@ _ROLE_NAMES: Final = {
     "function_call": "assistant",
 }
 _REASONING_KEYS: Final = ("reasoning_content", "thinking", "reasoning")
+_READ_APART: Final = frozenset(("role", "content", "from", "value", "tool_calls", "function_call", *_REASONING_KEYS))
 _RESERVED_KWARGS: Final = ("messages", "tools", "documents", "add_generation_prompt")
 
 
@@ -73,7 +78,7 @@ def conversation_from_row(row: Mapping[str, Any], fields: ChatFields | None = No
     if raw is None and row.get(fields.completion) is not None:
         raw = _prompt_completion(row.get(fields.prompt), row[fields.completion])
     if raw is None:
-        _refuse(f"the row has none of {fields.messages!r}, {fields.conversations!r} and {fields.completion!r}: {sorted(row)}")
+        _refuse(f"the row has none of {fields.messages!r}, {fields.conversations!r} and {fields.completion!r}: {_short(sorted(row))}")
     messages = normalize_messages(raw)
     tools, template_kwargs = (None if name is None else row.get(name) for name in (fields.tools, fields.template_kwargs))
     return Conversation.of(messages, _normalize_tools(tools), _normalize_kwargs(template_kwargs))
@@ -89,18 +94,18 @@ def normalize_messages(raw: Any) -> list[Message]:
 def _normalize_message(raw: Any, index: int) -> Message:
     if not isinstance(raw, Mapping):
         _refuse(f"message {index} must be an object with role and content, got {_short(raw)}")
-    name = raw.get("role", raw.get("from"))
+    name = _either(raw, "role", "from")
     role = _ROLE_NAMES.get(name) if isinstance(name, str) else None
     if role is None:
         _refuse(f"message {index} has the unknown role {name!r}; known: {', '.join(_ROLE_NAMES)}")
-    content = raw.get("content", raw.get("value"))
+    content = _either(raw, "content", "value")
     calls = raw.get("tool_calls")
     if name == "function_call" and not calls:
         content, calls = None, _sharegpt_calls(content, index)
+    elif raw.get("function_call") and not calls:  # OpenAI's older name
+        calls = [raw["function_call"]]
     message: Message = {
-        key: _plain(value, index)
-        for key, value in raw.items()
-        if value is not None and key not in ("from", "value", "tool_calls", *_REASONING_KEYS)
+        key: _plain(value, f"message {index}") for key, value in raw.items() if value is not None and key not in _READ_APART
     }
     message["role"] = role
     message["content"] = _normalize_content(content, role, index)
@@ -117,6 +122,12 @@ def _normalize_message(raw: Any, index: int) -> Message:
     return message
 
 
+def _either(raw: Mapping[str, Any], name: str, other: str) -> Any:
+    """OpenAI's field or ShareGPT's; a table of both has nulls in the one that is not in use."""
+    value = raw.get(name)
+    return raw.get(other) if value is None else value
+
+
 def _normalize_content(content: Any, role: str, index: int) -> str:
     if isinstance(content, str):
         return str(content)
@@ -125,7 +136,7 @@ def _normalize_content(content: Any, role: str, index: int) -> str:
             return ""
         _refuse(f"message {index} ({role}) has no content")
     if role == "tool" and isinstance(content, Mapping):
-        return json.dumps(_plain(content, index), ensure_ascii=False)
+        return json.dumps(_plain(content, f"message {index}"), ensure_ascii=False)
     if isinstance(content, Sequence) and not isinstance(content, bytes):
         return "".join(_part_text(part, index) for part in content)
     _refuse(f"message {index}: content must be a string or a list of text parts, got {_short(content)}")
@@ -160,10 +171,10 @@ def _normalize_call(call: Any, index: int) -> dict[str, Any]:
         arguments = {}
     if not isinstance(arguments, Mapping):
         _refuse(f"message {index}: tool call arguments must be an object, got {_short(arguments)}")
-    plain: dict[str, Any] = {"name": str(function["name"]), "arguments": _plain(arguments, index)}
+    plain: dict[str, Any] = {"name": str(function["name"]), "arguments": _plain(arguments, f"message {index}")}
     if text:
         plain[ARGUMENTS_TEXT] = text
-    outer = {key: _plain(value, index) for key, value in call.items() if key == "id" and value is not None}
+    outer = {key: _plain(value, f"message {index}") for key, value in call.items() if key == "id" and value is not None}
     return {"type": "function", **outer, "function": plain}
 
 
@@ -173,11 +184,15 @@ def _sharegpt_calls(value: Any, index: int) -> list[Any]:
 
 
 def _prompt_completion(prompt: Any, completion: Any) -> list[Any]:
-    ends = []
-    for value, role in ((prompt, "user"), (completion, "assistant")):
-        if value is None or value == "":
-            continue
-        ends += [{"role": role, "content": value}] if isinstance(value, str) else list(value)
+    ends: list[Any] = []
+    for name, value, role in (("prompt", prompt, "user"), ("completion", completion, "assistant")):
+        if isinstance(value, str):
+            if value or role == "assistant":
+                ends.append({"role": role, "content": value})
+        elif isinstance(value, Sequence) and not isinstance(value, bytes):
+            ends += value
+        elif value is not None:
+            _refuse(f"the {name} must be text or a list of messages, got {_short(value)}")
     return ends
 
 
@@ -189,7 +204,7 @@ def _normalize_tools(raw: Any) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(raw, Sequence) or isinstance(raw, bytes) or not all(isinstance(tool, Mapping) for tool in raw):
         _refuse(f"tools must be a list of objects, got {_short(raw)}")
-    plain = [_plain(tool, -1) for tool in raw]
+    plain = [_plain(tool, "tools") for tool in raw]
     return [tool if "function" in tool else {"type": "function", "function": tool} for tool in plain] or None
 
 
@@ -204,28 +219,32 @@ def _normalize_kwargs(raw: Any) -> dict[str, Any]:
     if taken:
         _refuse(f"chat_template_kwargs may not set {taken}: they are given by the row itself")
     # Arrow structs fill absent fields with None; a None argument is the same as none given.
-    return {str(key): _plain(value, -1) for key, value in raw.items() if value is not None}
+    return {str(key): _plain(value, "chat_template_kwargs") for key, value in raw.items() if value is not None}
 
 
-def _plain(value: Any, index: int) -> Any:
+def _plain(value: Any, where: str, depth: int = 0) -> Any:
     """A copy out of JSON types only: templates come from strangers and must not meet objects with methods."""
-    if value is None or type(value) in (str, int, float, bool):
+    if value is None or type(value) in (str, int, bool):
         return value
+    if depth > MAX_DEPTH:
+        _refuse(f"{where}: data of more than {MAX_DEPTH} levels")
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, index) for key, item in value.items()}
+        return {str(key): _plain(item, where, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, index) for item in value]
+        return [_plain(item, where, depth + 1) for item in value]
     if isinstance(value, str):
         return str.__str__(value)
-    raise RowRefused(
-        RejectReason.INVALID_MESSAGES, f"message {index}: a {type(value).__name__} is no JSON value", stage="read", side="source"
-    )
+    if type(value) is float and math.isfinite(value):
+        return value
+    if isinstance(value, datetime.date | datetime.time) and not getattr(value, "nanosecond", 0):  # pandas has those, Python not
+        return value.isoformat()
+    _refuse(f"{where}: {value if type(value) is float else 'a ' + type(value).__name__} is no JSON value")
 
 
 def _parse_json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         _refuse(f"{what} is not JSON ({error}): {_short(text)}")
 
 
@@ -234,5 +253,8 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a deeply nested {type(value).__name__}"
     return text if len(text) <= 120 else text[:117] + "..."

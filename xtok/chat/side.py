@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 from schemas.tables import RejectReason
-from xtok.chat.conversation import Conversation, holds_float, strings_of
+from xtok.chat.conversation import Conversation, engines_differ, strings_of
 from xtok.chat.fast_render import ProvenRenderer, RenderArguments
 from xtok.chat.messages import ARGUMENTS_TEXT
 from xtok.chat.templates import ReferenceRenderer, TemplateFailure, template_variables
@@ -145,7 +145,7 @@ class ChatSide:
         taken = sorted(set(self.template_kwargs) & set(_FIXED_KWARGS))
         if taken:
             raise ConfigError(f"{name}: chat_template_kwargs may not set {taken}; they come from the row")
-        self._has_float = holds_float(self.template_kwargs)
+        self._by_reference = engines_differ([], None, self.template_kwargs)
         self.allow_special_tokens_in_content = allow_special_tokens_in_content
         self.accept_dropped_reasoning = accept_dropped_reasoning
         self.context_length = context_length
@@ -183,9 +183,9 @@ class ChatSide:
 
     def render(self, messages: list[dict[str, Any]], conversation: Conversation) -> str:
         """Text of shaped `messages` with the row's tools and arguments. RowRefused (template_error)."""
-        exact = conversation.has_float or self._has_float
+        by_reference = conversation.by_reference or self._by_reference
         try:
-            return self.renderer.render(messages, conversation.tools, self.kwargs_for(conversation), has_float=exact)
+            return self.renderer.render(messages, conversation.tools, self.kwargs_for(conversation), by_reference=by_reference)
         except TemplateFailure as error:
             self.refuse(RejectReason.TEMPLATE_ERROR, f"the {self.name} template refuses it: {error}")
 

@@ -1,6 +1,6 @@
 """Ordinary templates: the final content's place, found by structure and never by searching for the content.
 
-The conversation is rendered as it is, and once more with the final content replaced by a probe that stands nowhere else. What precedes
+The conversation is rendered as it is, and once more with the final content replaced by a probe, a text that it does not hold. What precedes
 and follows the probe must be a prefix and a suffix of the real rendering; what remains between is the content, which may have lost
 outer blanks and nothing else. A template that rewrites, repeats or drops the content fails this and the row is refused.
 
@@ -29,8 +29,7 @@ __all__ = ["CLOSE", "OPEN", "THINK_BLOCK", "render_ordinary"]
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
 THINK_BLOCK: Final = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
-_ANSWER_PROBE: Final = "xtok\ue001answer\ue001probe"
-_REASONING_PROBE: Final = "xtok\ue001reasoning\ue001probe"
+_PROBE: Final = "xtok\ue001{}\ue001probe"
 
 
 def render_ordinary(side: ChatSide, conversation: Conversation, cache: StructureCache) -> RenderedChat:
@@ -68,7 +67,7 @@ def _place_plain(side: ChatSide, conversation: Conversation, text: str, cache: S
     shape = shape_of(conversation)
     found = cache.find(shape, conversation, text)
     if found is None or cache.must_prove(shape):
-        prefix, suffix = _probe(side, conversation, content, "")
+        prefix, suffix = _probe(side, conversation, "")
         place = _fit(side, text, prefix, suffix, content, len(conversation.messages) - 1)
         cache.learn(shape, conversation, prefix, suffix, found, place)
         found = place
@@ -80,7 +79,7 @@ def _place_behind_reasoning(
 ) -> RenderedChat:
     content = conversation.final["content"]
     kept = content[: block.end()] if block else ""
-    prefix, suffix = _probe(side, conversation, content, kept)
+    prefix, suffix = _probe(side, conversation, kept)
     start, end = _fit(side, text, prefix, suffix, content[len(kept) :], len(conversation.messages) - 1)
     shown = _reasoning_is_shown(side, conversation, block, prefix)
     in_loss = side.options.include_thinking_in_loss
@@ -125,27 +124,29 @@ def _reasoning_is_shown(side: ChatSide, conversation: Conversation, block: re.Ma
     wanted = [text.strip() for text in (field or "", inline) if text.strip()]
     if not wanted:
         return True
+    answer = _unused("answer", conversation)
     probes = []
     if field is not None:
-        probes.append(_REASONING_PROBE)
-        final["reasoning_content"] = final["thinking"] = _REASONING_PROBE
+        probes.append(_unused("reasoning", conversation))
+        final["reasoning_content"] = final["thinking"] = probes[-1]
     if block is not None and inline.strip():
-        probes.append(_REASONING_PROBE + "2")
+        probes.append(_unused("inline", conversation))
         head, tail = conversation.final["content"][: block.start(1)], conversation.final["content"][block.end(1) : block.end()]
-        final["content"] = head + inline.replace(inline.strip(), probes[-1], 1) + tail + _ANSWER_PROBE
+        final["content"] = head + inline.replace(inline.strip(), probes[-1], 1) + tail + answer
     else:
-        final["content"] = (block[0] if block else "") + _ANSWER_PROBE
+        final["content"] = (block[0] if block else "") + answer
     try:
         rendered = side.render(side.shape([*conversation.messages[:-1], final]), conversation)
     except RowRefused:
         return False
-    before = rendered.partition(_ANSWER_PROBE)[0]
+    before = rendered.partition(answer)[0]
     return all(before.count(probe) == 1 for probe in probes) and all(text in prefix for text in wanted)
 
 
-def _probe(side: ChatSide, conversation: Conversation, content: str, kept: str) -> tuple[str, str]:
+def _probe(side: ChatSide, conversation: Conversation, kept: str) -> tuple[str, str]:
     """What the template writes before and after a final content that is `kept` followed by the probe."""
-    final: dict[str, Any] = {**conversation.final, "content": kept + _ANSWER_PROBE}
+    probe = _unused("answer", conversation)
+    final: dict[str, Any] = {**conversation.final, "content": kept + probe}
     turn = len(conversation.messages) - 1
     try:
         rendered = side.render(side.shape([*conversation.messages[:-1], final]), conversation)
@@ -153,11 +154,19 @@ def _probe(side: ChatSide, conversation: Conversation, content: str, kept: str) 
         side.refuse(
             RejectReason.CONTENT_NOT_VERBATIM, f"the template accepts message {turn} but not another content in its place: {error.message}"
         )
-    parts = rendered.split(_ANSWER_PROBE)
-    if len(parts) != 2 or _ANSWER_PROBE in content:
+    parts = rendered.split(probe)
+    if len(parts) != 2:
         how = "drops or rewrites" if len(parts) == 1 else "repeats"
         side.refuse(RejectReason.CONTENT_NOT_VERBATIM, f"the {side.name} template {how} the content of message {turn}")
     return parts[0], parts[1]
+
+
+def _unused(name: str, conversation: Conversation) -> str:
+    """A probe that the conversation does not hold, whatever it holds."""
+    probe = _PROBE.format(name)
+    while probe in conversation.text:
+        probe += "\ue001"
+    return probe
 
 
 def _fit(side: ChatSide, text: str, prefix: str, suffix: str, content: str, turn: int) -> tuple[int, int]:

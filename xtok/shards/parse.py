@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -22,6 +21,7 @@ __all__ = ["ParsedRow", "RowFields", "content_digest", "parse_line", "parse_reco
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MISSING = object()
+_MAX_MULTIPLIER = 3.4028234663852886e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ def parse_line(line: bytes, fields: RowFields) -> ParsedRow:
         _refuse(RejectReason.NOT_AN_OBJECT, f"the line holds a JSON {_json_type(record)}, not an object")
     # orjson turns integers beyond 64 bits into floats.
     if fields.id is not None and type(record.get(fields.id)) is float:
-        record = json.loads(line)
+        record = _parse_exactly(line)
     row = parse_record(record, fields)
     if row.conversation is not None and row.conversation.has_float:
-        row = parse_record(json.loads(line.removeprefix(_BYTE_ORDER_MARK)), fields)
+        row = parse_record(_parse_exactly(line), fields)
     return row
 
 
@@ -141,10 +141,11 @@ def _loss_multiplier(record: dict[str, Any], fields: RowFields) -> float:
     value = record.get(fields.loss_multiplier) if fields.loss_multiplier is not None else None
     if value is None:
         return 1.0
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+    if type(value) not in (int, float) or not 0 <= value <= _MAX_MULTIPLIER:
         _refuse(
             RejectReason.INVALID_LOSS_MULTIPLIER,
-            f"the field {fields.loss_multiplier!r} holds {value!r:.80}: a loss multiplier is a finite number from 0",
+            f"the field {fields.loss_multiplier!r} holds {value!r:.80}: a loss multiplier is a finite number from 0 "
+            f"to {_MAX_MULTIPLIER:.3g}, the largest in 32 bits",
         )
     return float(value)
 
@@ -172,14 +173,19 @@ def _parse_refused_line(line: bytes, error: orjson.JSONDecodeError) -> Any:
     """What a line holds that orjson refuses; a byte-order mark and lone surrogates in unused fields do no harm."""
     line = line.removeprefix(_BYTE_ORDER_MARK)
     try:
-        text = line.decode("utf-8")
+        line.decode("utf-8")
     except UnicodeDecodeError as invalid:
         place = f"byte 0x{line[invalid.start]:02X} at position {invalid.start} of the line"
         _refuse(RejectReason.INVALID_UTF8, f"{place}: {invalid.reason}")
+    return _parse_exactly(line, str(error))
+
+
+def _parse_exactly(line: bytes, problem: str = "") -> Any:
+    """The line by Python's own parser, which keeps integers of any size. RowRefused with its words, or else with `problem`."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as invalid_json:
-        _refuse(RejectReason.INVALID_JSON, str(invalid_json) or str(error))
+        return json.loads(line.removeprefix(_BYTE_ORDER_MARK).decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as invalid:
+        _refuse(RejectReason.INVALID_JSON, str(invalid) or problem)
 
 
 def _refuse_constant(name: str) -> NoReturn:

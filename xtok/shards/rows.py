@@ -200,14 +200,18 @@ def _row_groups(metadata: pq.FileMetaData, segment: Segment) -> tuple[int, list[
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[dict[str, object] | RowRefused]:
+    """The batch's rows; as refusals those with a value that Python has no object for: bad UTF-8, a time in nanoseconds."""
     try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError:
-        for row in range(batch.num_rows):
-            try:
-                yield from batch.slice(row, 1).to_pylist()
-            except UnicodeDecodeError as error:
-                yield RowRefused(RejectReason.INVALID_UTF8, str(error), stage="read", side="source")
+        records: list[dict[str, object]] = batch.to_pylist()
+    except (ValueError, OverflowError) as error:
+        if batch.num_rows > 1:
+            for row in range(batch.num_rows):
+                yield from _records(batch.slice(row, 1))
+            return
+        reason = RejectReason.INVALID_UTF8 if isinstance(error, UnicodeDecodeError) else RejectReason.INVALID_JSON
+        yield RowRefused(reason, str(error), stage="read", side="source")
+    else:
+        yield from records
 
 
 def _parse(record: dict[str, object] | RowRefused, fields: RowFields) -> ParsedRow | RowRefused:

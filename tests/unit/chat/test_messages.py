@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from functools import reduce
 from typing import Any
 
 import pytest
 
 from tests.unit.chat.support import assistant, user
-from xtok.chat import ChatFields, conversation_from_row, normalize_messages
+from xtok.chat import ChatFields, Conversation, conversation_from_row, normalize_messages
 from xtok.chat.messages import ARGUMENTS_TEXT
 from xtok.errors import RowRefused
+
+DEEP = reduce(lambda inner, _: [inner], range(990), [])
 
 
 @pytest.mark.parametrize(
@@ -23,6 +27,7 @@ from xtok.errors import RowRefused
         {"prompt": "hi", "completion": "hello"},
         {"prompt": [user("hi")], "completion": [assistant("hello")]},
         {"messages": None, "prompt": "hi", "completion": "hello"},
+        {"messages": [{"role": None, "content": None, "from": "human", "value": "hi"}, {**assistant("hello"), "from": None}]},
     ],
 )
 def test_every_shape_gives_the_same_conversation(row: dict[str, Any]) -> None:
@@ -79,6 +84,19 @@ def test_sharegpt_tool_turns() -> None:
     assert conversation.has_float
 
 
+def test_the_older_function_call_is_a_tool_call() -> None:
+    old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"x": 1}'}}
+    new = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]}
+    assert normalize_messages([user("q"), old]) == normalize_messages([user("q"), new])
+
+
+def test_times_out_of_parquet_are_text() -> None:
+    when = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
+    assert normalize_messages([{**user("q"), "timestamp": when, "day": when.date()}]) == [
+        {**user("q"), "timestamp": "2024-05-06T07:08:09+00:00", "day": "2024-05-06"}
+    ]
+
+
 def test_a_tool_result_may_be_an_object() -> None:
     message = normalize_messages([user("q"), {"role": "tool", "content": {"città": 1}}])[1]
     assert message["content"] == '{"città": 1}'
@@ -103,7 +121,19 @@ def test_a_tool_result_may_be_an_object() -> None:
         ({"messages": [user("q"), assistant("", tool_calls=[{"name": "f", "arguments": "[1]"}])]}, "object"),
         ({"messages": [{**user("q"), "tool_calls": [{"name": "f"}]}]}, "cannot hold"),
         ({"messages": [user("q"), assistant("a", weight=object())]}, "no JSON value"),
+        ({"messages": [user("q"), assistant("a", weight=float("nan"))]}, "nan is no JSON value"),
+        ({"messages": [user("q"), assistant("a", extra=DEEP)]}, "message 1: data of more than 100 levels"),
+        ({"messages": [user("q"), assistant("", tool_calls=[{"name": "f", "arguments": '{"x": 1e999}'}])]}, "inf is no JSON value"),
+        ({"messages": [user("q"), assistant("", tool_calls=[{"name": "f", "arguments": "[" * 100_000}])]}, "not JSON"),
+        ({"messages": [user("q"), assistant("a", function_call="f()")]}, "a name"),
+        ({"messages": DEEP}, "must be an object"),
+        ({"prompt": "q", "completion": 5}, "the completion must be text or a list of messages, got 5"),
+        ({"prompt": 0.5, "completion": "a"}, "the prompt must be text or a list of messages, got 0.5"),
+        ({"prompt": "q", "completion": assistant("a")}, "the completion must be text or a list of messages"),
         ({"messages": [user("q"), assistant("a")], "tools": 3}, "tools"),
+        ({"messages": [user("q"), assistant("a")], "tools": [{"x": DEEP}]}, "tools: data of more"),
+        ({"messages": [user("q"), assistant("a")], "tools": "[" * 100_000}, "tools is not JSON"),
+        ({"messages": [user("q"), assistant("a")], "chat_template_kwargs": {"x": DEEP}}, "chat_template_kwargs: data of more"),
         ({"messages": [user("q"), assistant("a")], "chat_template_kwargs": {"messages": []}}, "may not set"),
         ({"messages": [user("q"), assistant("a")], "chat_template_kwargs": "[]"}, "object"),
     ],
@@ -120,6 +150,7 @@ def test_anything_else_is_refused_for_all(row: dict[str, Any], words: str) -> No
     [
         {"messages": [user("a \ud800 b"), assistant("a")]},
         {"messages": [user("q"), assistant("é", reasoning_content="\udfff")]},
+        {"messages": [user("q"), assistant("a", **{"\ud800": "x"})]},
         {"messages": [user("q"), assistant("a")], "tools": [{"name": "f", "description": "\ud800"}]},
     ],
 )
@@ -131,3 +162,24 @@ def test_lone_surrogates_are_refused(row: dict[str, Any]) -> None:
 def test_no_tools_is_none() -> None:
     for tools in (None, [], "", "[]"):
         assert conversation_from_row({"messages": [user("q"), assistant("a")], "tools": tools}).tools is None
+
+
+def test_an_empty_completion_is_an_empty_answer() -> None:
+    assert conversation_from_row({"prompt": "q", "completion": ""}).messages == [user("q"), assistant("")]
+
+
+@pytest.mark.parametrize("odd", [0.5, 10**30, None, "a\u200bb", ["\u2028"], {"k": {"\x85": 1}}])
+def test_data_that_engines_print_differently_is_marked(odd: Any) -> None:
+    def conversation(value: Any) -> Conversation:
+        call = {"name": "f", "arguments": {"x": value}}
+        return conversation_from_row({"messages": [user("q"), assistant("", tool_calls=[call]), assistant("a")]})
+
+    assert conversation(odd).by_reference
+    assert not conversation(["it's \n\t\"é\"", 1, True, {"中": -(2**63) + 1}]).by_reference
+    assert conversation_from_row({"messages": [user("q"), assistant("a")], "tools": [{"name": "f", "x": odd}]}).by_reference
+
+
+@pytest.mark.parametrize("content", ["a\x1c", "a\u2028b", "a\rb", "\x85"])
+def test_blanks_that_engines_read_differently_are_marked(content: str) -> None:
+    assert conversation_from_row({"messages": [user(content), assistant("a")]}).by_reference
+    assert not conversation_from_row({"messages": [user("a\r\nb \u3000\xa0\u200b"), assistant("a")]}).by_reference

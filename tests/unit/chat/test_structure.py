@@ -9,7 +9,7 @@ import pytest
 from schemas.tables import RejectReason
 from tests.unit.chat import support
 from tests.unit.chat.support import assistant, bundled_template, locate, renderer, supervised, talk, user
-from xtok.chat import ChatOptions, Conversation, locate_conversations
+from xtok.chat import ChatOptions, Conversation, locate_conversations, structure
 from xtok.errors import ConfigError, RowRefused
 
 ANSWER = "The door is open."
@@ -72,6 +72,33 @@ def test_a_remembered_structure_places_as_the_probe_does(template: str) -> None:
     assert part.chats == alone
     assert together.structures.num_cached > 0
     assert together.structures.num_probed < len(rows)
+
+
+@pytest.mark.parametrize("template", ["PLAIN", "THINKS"])
+def test_the_text_of_a_probe_is_text(template: str) -> None:
+    held = "".join(structure._unused(name, talk(user("q"), assistant("a"))) for name in ("answer", "reasoning", "inline"))
+    rows = [
+        talk(user("q"), assistant("a")),
+        talk(user("q"), assistant(held)),
+        talk(user(held), assistant("a")),
+        talk(user(held), assistant(f"<think>\n{held}\n</think>\n\n{held}b{held}")),
+    ]
+    together = renderer(getattr(support, template))
+    part = together.render_part(rows)
+    assert part.refusals == [None] * len(rows)
+    assert part.chats == [renderer(getattr(support, template)).render_row(row) for row in rows]
+    assert part.chats[3] is not None
+    assert part.chats[3].reasoning == "shown"
+
+
+def test_reasoning_may_stand_in_the_field_and_inline() -> None:
+    shows_both = support.PLAIN.replace("{{ m.content }}", "{{ '(' + m.reasoning_content + ')' if m.reasoning_content }}{{ m.content }}")
+    both = talk(user("q"), assistant("<think>\ninline\n</think>\n\nyes", reasoning_content="apart"))
+    part = locate(renderer(shows_both), both)
+    assert supervised(part) == ("yes", "<|im_end|>")
+    assert part.chats[0] is not None
+    assert part.chats[0].reasoning == "shown"
+    assert refusal(support.PLAIN, both).reason == "dropped_reasoning"
 
 
 def test_a_cache_that_was_wrong_is_given_up_and_the_part_rendered_again() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.chat.support import BUNDLED, CLOCK, DAY, PLAIN, assistant, bundled_template, tokenizer, user
 from xtok.chat import Conversation, conversation_from_row
+from xtok.chat.conversation import engines_differ
 from xtok.chat.fast_render import FastRenderer, ProvenRenderer
 from xtok.chat.templates import ReferenceRenderer, TemplateFailure, template_variables
 
@@ -56,7 +57,7 @@ def test_minijinja_equals_jinja_on_rows_without_floats(template: str) -> None:
     reference = ReferenceRenderer(template, render_date=DAY, special_tokens=specials)
     fast = FastRenderer(template, render_date=DAY, special_tokens=specials)
     for chat in bundled_chats():
-        if chat.has_float:
+        if chat.by_reference:
             continue
         outcomes = []
         for engine in (reference, fast):
@@ -118,6 +119,35 @@ def test_special_tokens_and_arguments_reach_the_template() -> None:
     assert reference.render(TURNS, None, {"bos_token": "<b>"}) == "<b>"
 
 
+# Each prints something of the value in a way that templates use.
+EXPRESSIONS = (
+    "{{ x }}", "{{ x | tojson }}", "{{ x | trim }}", "{{ x.strip() }}", "{{ x.split() | join('|') }}", "{{ x.splitlines() | join('|') }}",
+    "{{ x | title }}", "{{ x | join(',') }}", "{% for y in x %}{{ y }};{% endfor %}", "{{ x is sequence }}", "{{ x is mapping }}",
+    "{{ x is iterable }}", "{{ x is number }}", "{{ x ~ '!' }}", "{{ x | string | length }}",
+)  # fmt: skip
+IN_CONTAINERS = ("{{ [x] }}", "{{ {'k': x} }}", "{{ x | list }}", "{{ x[:9] }}")  # of data that is no message's own text
+PLAIN_VALUES = ("", "it's \"é\"\n", "\u3000中\xa0\t", 2**63 - 1, True, ["a", [1]], {"k": ["v", "'"]}, "a\r\nb", "👩")
+ODD_BLANKS = ("\x1ca", "a\x1fb", "a\x0bb", "a\x0cb", "a\x85b", "a\u2028b", "a\u2029b", "a\rb")
+ODD_VALUES = (*ODD_BLANKS, 1e-07, 10**40, None, ["\u200b"], {"\ufeff": 1})
+
+
+@pytest.mark.parametrize("value", [*PLAIN_VALUES, *ODD_VALUES], ids=repr)
+def test_engines_agree_on_all_that_is_not_marked(value: Any) -> None:
+    marked = engines_differ([{"x": value}], None, {})
+    assert marked == (value in ODD_VALUES)
+    differs = False
+    for expression in EXPRESSIONS if isinstance(value, str) else (*EXPRESSIONS, *IN_CONTAINERS):
+        engines = (kind(expression, render_date=DAY, special_tokens={}) for kind in (ReferenceRenderer, FastRenderer))
+        texts = []
+        for engine in engines:
+            try:
+                texts.append(engine.render([{"x": value}], None, {"x": value}))
+            except TemplateFailure:
+                texts.append(None)
+        differs |= texts[1] is not None and texts[0] != texts[1]
+    assert differs == marked  # a mark that were not needed would cost time
+
+
 class TestProof:
     def test_a_difference_in_the_sample_puts_minijinja_out_of_use(self) -> None:
         # An undefined value is iterable in Jinja only.
@@ -127,33 +157,33 @@ class TestProof:
         assert not proven.prove([(TURNS, None, {})])
         assert proven.name == "jinja"
         assert "at character 0" in (proven.difference or "")
-        assert proven.render(TURNS, None, {}, has_float=False) == "Trueq"
+        assert proven.render(TURNS, None, {}, by_reference=False) == "Trueq"
 
     def test_the_continuing_proof_finds_a_later_difference(self) -> None:
         template = "{{ messages[0].content }}{% if messages[0].content == 'odd' %}{{ missing is iterable }}{% endif %}"
         proven = ProvenRenderer(template, render_date=DAY, special_tokens={}, proof_every=2)
         assert proven.prove([(TURNS, None, {})])
         odd = [user("odd"), assistant("a")]
-        texts = [proven.render(odd, None, {}, has_float=False) for _ in range(4)]
+        texts = [proven.render(odd, None, {}, by_reference=False) for _ in range(4)]
         assert texts[1:] == ["oddTrue"] * 3  # the second row is proven, what follows is Jinja's
         assert proven.difference is not None
 
     def test_a_float_goes_to_jinja(self) -> None:
         proven = ProvenRenderer("{{ x }}", render_date=DAY, special_tokens={})
-        assert proven.render(TURNS, None, {"x": 440.0}, has_float=True) == "440.0"
-        assert proven.render(TURNS, None, {"x": 1e-07}, has_float=True) == "1e-07"
+        assert proven.render(TURNS, None, {"x": 440.0}, by_reference=True) == "440.0"
+        assert proven.render(TURNS, None, {"x": 1e-07}, by_reference=True) == "1e-07"
 
     def test_a_template_minijinja_cannot_compile_goes_to_jinja(self) -> None:
         proven = ProvenRenderer("{% print messages[0].content %}", render_date=DAY, special_tokens={})
         assert (proven.name, "cannot compile" in (proven.difference or "")) == ("jinja", True)
-        assert proven.render(TURNS, None, {}, has_float=False) == "q"
+        assert proven.render(TURNS, None, {}, by_reference=False) == "q"
 
     def test_rows_minijinja_refuses_are_rendered_by_jinja(self) -> None:
         template = "{{ messages[0].content.swapcase() if messages[0].content == 'q' else messages[0].content }}"
         proven = ProvenRenderer(template, render_date=DAY, special_tokens={})
         other = [user("other"), assistant("a")]
         assert proven.prove([(TURNS, None, {}), (other, None, {})])  # refusals cost time and are no difference
-        assert proven.render(TURNS, None, {}, has_float=False) == "Q"
+        assert proven.render(TURNS, None, {}, by_reference=False) == "Q"
         assert proven.name == "minijinja"
 
     def test_mostly_refused_samples_are_not_worth_it(self) -> None:
@@ -164,7 +194,7 @@ class TestProof:
     def test_refusals_are_the_references(self) -> None:
         proven = ProvenRenderer("{{ raise_exception('only two turns') }}", render_date=DAY, special_tokens={})
         with pytest.raises(TemplateFailure, match="only two turns"):
-            proven.render(TURNS, None, {}, has_float=False)
+            proven.render(TURNS, None, {}, by_reference=False)
 
     def test_proof_every_is_checked(self) -> None:
         with pytest.raises(ValueError, match="proof_every"):

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.chat.support import assistant, user
@@ -59,6 +61,38 @@ def test_bad_rows_are_rejects_with_their_place(tmp_path: Path) -> None:
     assert rejects["reason"].to_list() == [reason for _, reason in bad]
     assert manifest.num_rows == 1
     assert manifest.num_rows + manifest.num_rejects == manifest.num_source_rows == len(lines)
+
+
+def test_odd_shapes_never_stop_a_run(tmp_path: Path) -> None:
+    good = {"messages": [user("q"), assistant("a")]}
+    deep = b"[" * 1000 + b"]" * 1000
+    odd = [
+        b'{"prompt": "q", "completion": 5}',
+        b'{"messages": [{"role": "user", "content": "q", "x": %s}]}' % deep,
+        b'{"messages": [{"role": "user", "content": "q"}], "tools": "%s"}' % (b"[" * 100_000),
+        b'{"id": 1%s, "messages": %s}' % (b"0" * 20, deep),
+        b'{"id": "w", "weight": 1%s, "messages": []}' % (b"0" * 400),
+        b'{"id": "d", "y": %s, "messages": [{"role": "user", "content": "q", "x": 0.5}]}' % deep,
+        json.dumps({**good, "id": "heavy", "weight": 1e39}).encode(),
+        json.dumps({**good, "id": "endless", "weight": 10**400}).encode(),
+    ]  # fmt: skip
+    source = write_lines(tmp_path / "in.jsonl", [good, *odd, {**good, "id": "last", "weight": 0.5}])
+    manifest = chats(tmp_path / "out", source, loss_multiplier_field="weight")
+    rejects = rejects_frame(open_dataset(str(tmp_path / "out")))
+    assert rejects["line"].to_list() == list(range(2, len(odd) + 2))
+    assert manifest.source_rejects == {"invalid_json": 2, "invalid_loss_multiplier": 2, "invalid_messages": 4}
+    assert side_frame(open_dataset(str(tmp_path / "out")))["loss_multiplier"].to_list() == [1.0, 0.5]
+
+
+def test_values_out_of_parquet_without_a_python_object_are_rejects(tmp_path: Path) -> None:
+    turn = pa.struct([("role", pa.string()), ("content", pa.string()), ("at", pa.timestamp("ns"))])
+    times = [0, 1, 1_700_000_000_123_456_000]  # one nanosecond is no time of Python's
+    rows = [[{"role": role, "content": f"{at}", "at": at} for role in ("user", "assistant")] for at in times]
+    pq.write_table(pa.table({"messages": pa.array(rows, pa.list_(turn))}), tmp_path / "in.parquet")
+    chats(tmp_path / "out", tmp_path / "in.parquet")
+    (reject,) = rejects_frame(open_dataset(str(tmp_path / "out"))).to_dicts()
+    assert (reject["line"], reject["reason"]) == (2, "invalid_json")
+    assert side_frame(open_dataset(str(tmp_path / "out")))["idx"].to_list() == [0, 2]
 
 
 def test_limits_stop_publication_with_the_figures_and_examples(tmp_path: Path) -> None:
