@@ -31,6 +31,7 @@ from xtok.draft.speculate import SpeculationReport, evaluate_drafter, load_targe
 from xtok.draft.target import FrozenTarget, TargetFeatures
 from xtok.draft.training import DraftBatch, DraftStepSettings, draft_step
 from xtok.errors import ConfigError
+from xtok.tokenizers import load_tokenizer
 
 BUNDLED = Path(__file__).resolve().parent / "bundled" / "chats.jsonl"
 
@@ -171,12 +172,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shared = os.environ.get("XTOK_SHARED")
         files = [str(BUNDLED), *([f"{shared}/data/chats.jsonl"] if shared else [])]
 
-    model, tokenizer = load_target(options.model)
+    tokenizer = load_tokenizer(options.model).transformers_tokenizer
+    mask_token_id = tokenizer.get_vocab().get(options.mask_token)
+    if mask_token_id is None:
+        parser.error(f"{options.model} has no token {options.mask_token!r}: name a reserved one of its vocabulary")
+    model = load_target(options.model)
     target = FrozenTarget(model)
     target.check_head()
     config = DFlashConfig.from_target(
         model.config,
-        mask_token_id=tokenizer.convert_tokens_to_ids(options.mask_token),
+        mask_token_id=mask_token_id,
         num_draft_layers=2,
         block_size=options.block_size,
     )

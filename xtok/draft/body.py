@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from xtok.draft.attention import Attend
 from xtok.draft.config import DraftConfig
+from xtok.draft.model import BlockStates, split_blocks
 from xtok.draft.rope import RotaryEmbedding, apply_rotary
 
 __all__ = ["ContextCache", "DraftAttention", "DraftBody", "DraftLayer", "DraftMLP", "Rotation"]
@@ -79,7 +80,7 @@ class DraftAttention(nn.Module):
         return apply_rotary(self.k_norm(self._heads(self.k_proj(rows))), *rotation), self._heads(self.v_proj(rows))
 
     def _heads(self, states: Tensor) -> Tensor:
-        return states.view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
+        return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class DraftMLP(nn.Module):
@@ -116,12 +117,16 @@ class DraftLayer(nn.Module):
 
 
 class DraftBody(nn.Module):
-    """Fused context features and draft layers; parameter names are those of the published checkpoints.
+    """Fused context features, draft layers and what follows them; parameter names are those of the published checkpoints.
 
     The target's embedding and head are not part of it: callers pass embedded slots in and project the output themselves.
+
+    Args:
+        config: dimensions and wiring.
+        generator: draws the initial weights; None uses the global one.
     """
 
-    def __init__(self, config: DraftConfig) -> None:
+    def __init__(self, config: DraftConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.config = config
         self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
@@ -131,6 +136,11 @@ class DraftBody(nn.Module):
         self.rotary_emb = RotaryEmbedding(
             config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling, max_positions=config.max_position_embeddings
         )
+        self.build_heads()
+        self.initialize(generator)
+
+    def build_heads(self) -> None:
+        """Modules after the final norm: none here."""
 
     def initialize(self, generator: torch.Generator | None = None) -> None:
         """Draw all weights anew: N(0, init_std) matrices, norms 1, biases 0."""
@@ -142,7 +152,7 @@ class DraftBody(nn.Module):
             elif isinstance(module, nn.RMSNorm):
                 nn.init.ones_(module.weight)
 
-    def run(
+    def forward(
         self,
         *,
         slot_embeddings: Tensor,
@@ -150,9 +160,10 @@ class DraftBody(nn.Module):
         context_features: Tensor,
         context_positions: Tensor,
         attend: Attend,
+        previous_tokens: Tensor | None = None,
         cache: ContextCache | None = None,
-    ) -> Tensor:
-        """Hidden states of all slots after the final norm.
+    ) -> BlockStates:
+        """All slots of all blocks, heads teacher-forced.
 
         Args:
             slot_embeddings: [B, Q, H] the target's embeddings of the blocks' inputs.
@@ -160,10 +171,9 @@ class DraftBody(nn.Module):
             context_features: [B, S, T * H] the tapped layers, concatenated; with a cache only the rows it does not hold yet.
             context_positions: int64 [B, S].
             attend: from `plan_attention`.
+            previous_tokens: int64 [B, Q] the token before each slot's prediction, token[anchor + k]; None leaves the heads out
+                (the decoding loop runs them slot by slot).
             cache: context keys and values of earlier calls, appended to in place.
-
-        Returns:
-            [B, Q, H].
         """
         dtype = self.fc.weight.dtype
         context = self.hidden_norm(self.fc(context_features.to(dtype)))
@@ -171,5 +181,9 @@ class DraftBody(nn.Module):
         slot_rotation, context_rotation = self.rotary_emb(slot_positions), self.rotary_emb(context_positions)
         for layer in self.layers:
             slots = layer(slots, context, slot_rotation, context_rotation, attend, cache)
-        out: Tensor = self.norm(slots)
-        return out
+        hidden = split_blocks(self.norm(slots), self.config.block_size)
+        return BlockStates(hidden) if previous_tokens is None else self.with_heads(hidden, previous_tokens.view(hidden.shape[:-1]))
+
+    def with_heads(self, hidden: Tensor, previous_tokens: Tensor) -> BlockStates:
+        """What the heads add to hidden [B, A, K, H], given int64 previous tokens [B, A, K]: nothing here."""
+        return BlockStates(hidden)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
 
 from xtok.draft.blocks import validate_target_layer_ids
+from xtok.draft.rope import RotaryEmbedding
+from xtok.errors import ConfigError
 
 __all__ = ["DFlashConfig", "DSparkConfig", "DraftConfig", "Layout", "MarkovHeadType", "default_target_layer_ids"]
 
@@ -38,7 +41,7 @@ def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> t
 class DraftConfig(BaseModel):
     """Dimensions and wiring that every draft has; units are tokens, layers and channels."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     layout: ClassVar[Layout]
     """at_position: slot k predicts the token at anchor + k (slot 0 is given). next_token: slot k predicts anchor + k + 1."""
@@ -51,7 +54,7 @@ class DraftConfig(BaseModel):
     head_dim: int = Field(ge=2)
     vocab_size: int = Field(ge=1)
     num_target_layers: int = Field(ge=1)
-    target_layer_ids: tuple[int, ...]
+    target_layer_ids: tuple[StrictInt, ...]
     mask_token_id: int = Field(ge=0)
     block_size: int
     rms_norm_eps: float = Field(default=1e-6, gt=0)
@@ -72,7 +75,19 @@ class DraftConfig(BaseModel):
     @field_validator("target_layer_ids", mode="before")
     @classmethod
     def _as_tuple(cls, ids: Any) -> Any:
-        return tuple(ids) if isinstance(ids, Sequence) else ids
+        if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
+            return ids
+        return tuple(int(i) if isinstance(i, Integral) and not isinstance(i, bool) else i for i in ids)
+
+    @field_validator("rope_scaling", mode="before")
+    @classmethod
+    def _named_rope_type(cls, scaling: Any) -> Any:
+        """Older files name the kind `type`; without a name the positions would silently stay unscaled."""
+        if not isinstance(scaling, dict) or "rope_type" in scaling:
+            return scaling
+        if "type" not in scaling:
+            raise ValueError(f"rope_scaling {scaling} does not say its rope_type")
+        return {"rope_type" if key == "type" else key: value for key, value in scaling.items()}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -83,8 +98,10 @@ class DraftConfig(BaseModel):
             raise ValueError(f"{self.num_attention_heads} attention heads are no multiple of {self.num_key_value_heads} key heads")
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} must be even for rotary positions")
-        if self.slot_decay is not None and not math.isfinite(self.slot_decay):
-            raise ValueError(f"slot_decay must be finite, got {self.slot_decay}")
+        if math.exp(-1.0 / self.effective_slot_decay) == 0.0:
+            raise ValueError(f"slot_decay {self.slot_decay} leaves no weight to any slot but the first")
+        if self.rope_scaling is not None:
+            _check_rope(self)
         return self
 
     @property
@@ -132,26 +149,26 @@ class DraftConfig(BaseModel):
             settings: any other field, over what the target gives.
 
         Raises:
-            ValueError: a field that is out of range or does not fit the target.
+            ValueError: a field that is out of range or does not fit the target; ConfigError (one of them) where the target's
+                configuration lacks a dimension, or ends or pads its texts with the mask token.
         """
         text = target_config.get_text_config() if hasattr(target_config, "get_text_config") else target_config
-        heads = text.num_attention_heads
+        _check_mask_token(text, mask_token_id)
+        heads, layers = _read(text, "num_attention_heads"), _read(text, "num_hidden_layers")
         fields: dict[str, Any] = {
-            "hidden_size": text.hidden_size,
-            "intermediate_size": text.intermediate_size,
+            "hidden_size": _read(text, "hidden_size"),
+            "intermediate_size": _read(text, "intermediate_size"),
             "num_draft_layers": num_draft_layers,
             "num_attention_heads": heads,
-            "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
-            "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
-            "vocab_size": text.vocab_size,
-            "num_target_layers": text.num_hidden_layers,
-            "target_layer_ids": target_layer_ids
-            if target_layer_ids is not None
-            else default_target_layer_ids(text.num_hidden_layers, num_draft_layers),
+            "num_key_value_heads": _read(text, "num_key_value_heads", heads),
+            "head_dim": _read(text, "head_dim", _read(text, "hidden_size") // heads),
+            "vocab_size": _read(text, "vocab_size"),
+            "num_target_layers": layers,
+            "target_layer_ids": default_target_layer_ids(layers, num_draft_layers) if target_layer_ids is None else target_layer_ids,
             "mask_token_id": mask_token_id,
-            "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
+            "rms_norm_eps": _read(text, "rms_norm_eps", 1e-6),
             "rope_theta": _rope_theta(text),
-            "max_position_embeddings": text.max_position_embeddings,
+            "max_position_embeddings": _read(text, "max_position_embeddings"),
         }
         if block_size is not None:
             fields["block_size"] = block_size
@@ -194,6 +211,42 @@ class DSparkConfig(DraftConfig):
     @property
     def effective_slot_decay(self) -> float:
         return 4.0 if self.slot_decay is None else self.slot_decay
+
+
+def _read(text: Any, name: str, default: Any = None) -> Any:
+    """A field of a target's configuration, `default` where it is absent or None."""
+    try:
+        value = getattr(text, name, None)
+    except RuntimeError:  # transformers refuses to say a field that a few layers change: the value of all the others is meant
+        value = text.to_dict().get(name)
+    if value is None:
+        value = default
+    if value is None:
+        raise ConfigError(f"{type(text).__name__} has no {name}: a draft needs the configuration of a decoder-only target")
+    return value
+
+
+def _check_mask_token(text: Any, mask_token_id: int) -> None:
+    for role in ("eos_token_id", "pad_token_id"):
+        ids = getattr(text, role, None)
+        if ids is not None and mask_token_id in (ids if isinstance(ids, list | tuple) else [ids]):
+            raise ConfigError(f"mask_token_id {mask_token_id} is the target's {role}: choose a reserved id")
+
+
+def _check_rope(config: DraftConfig) -> None:
+    """Build the frequencies once: an unknown kind or a missing factor is said here and not at the first step."""
+    rope_type = (config.rope_scaling or {})["rope_type"]
+    if rope_type in ("dynamic", "longrope"):
+        raise ValueError(f"rope_scaling {rope_type!r} depends on the length of the sequence, which the draft's body does not follow")
+    try:
+        rotary = RotaryEmbedding(
+            config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling, max_positions=config.max_position_embeddings
+        )
+    except KeyError as error:
+        raise ValueError(f"rope_scaling {config.rope_scaling}: {error.args[0]}") from error
+    partial = (config.rope_scaling or {}).get("partial_rotary_factor", 1.0)
+    if len(rotary.inv_freq) != config.head_dim // 2 or (rope_type == "default" and partial != 1.0):
+        raise ValueError(f"rope_scaling {config.rope_scaling} rotates a part of head_dim {config.head_dim}: the draft rotates all of it")
 
 
 def _rope_theta(text: Any) -> float:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from xtok.draft.target import FrozenTarget
+from xtok.errors import ConfigError
 
 __all__ = [
     "DecodingResult",
@@ -31,6 +32,9 @@ __all__ = [
     "verify_greedy",
     "verify_sampled",
 ]
+
+_LEAST_TEMPERATURE = 1e-6
+"""Below it, logits over temperature leave fp32: that is greedy, and is asked for as 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,10 @@ class Sampler:
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be 0 (greedy) or positive and finite, got {self.temperature}")
+        if self.temperature != 0.0 and not _LEAST_TEMPERATURE <= self.temperature < float("inf"):
+            raise ConfigError(
+                f"temperature must be 0 (greedy), or at least {_LEAST_TEMPERATURE} and finite, got {self.temperature}"
+            )
 
     @property
     def greedy(self) -> bool:
@@ -156,19 +162,18 @@ def speculative_decode(
     """Generate from one prompt, drafting ahead.
 
     Args:
-        prompt: token ids, at least one.
+        prompt: token ids of the target, at least one.
         max_new_tokens: limit on generated tokens, at least 1.
         stop_ids: generation ends after the first of these (it is kept).
         sampler: default greedy.
-        use_cache: False recomputes the target from the start in every round: slow, for checks.
+        use_cache: False recomputes the target from the start in every round: slow, for checks, and what is done anyway for a
+            target with a recurrent state.
 
     Raises:
-        ValueError: empty prompt or no token to generate.
+        ValueError: empty prompt, ids that the target does not have, or no token to generate.
     """
-    if not prompt or max_new_tokens < 1:
-        raise ValueError(f"need a prompt and max_new_tokens >= 1, got {len(prompt)} prompt tokens and {max_new_tokens}")
     sampler = sampler or Sampler()
-    known, start, result = list(prompt), len(prompt), DecodingResult()
+    known, start, result = _checked(target, prompt, max_new_tokens), len(prompt), DecodingResult()
     drafter.reset()
     stream = _TargetStream(target, drafter.layer_ids, use_cache)
     logits, features = stream.advance(known)
@@ -202,7 +207,7 @@ def plain_decode(
 ) -> list[int]:
     """The same without a draft, one token a target forward: what `speculative_decode` must equal when greedy."""
     sampler = sampler or Sampler()
-    known, start = list(prompt), len(prompt)
+    known, start = _checked(target, prompt, max_new_tokens), len(prompt)
     stream = _TargetStream(target, (), use_cache=True)
     fresh = known[:]
     while not _finished(known, start, max_new_tokens, stop_ids):
@@ -219,7 +224,7 @@ class _TargetStream:
         self._target, self._layer_ids = target, layer_ids
         self._processed: list[int] = []
         self._cache: Any = None
-        if use_cache:
+        if use_cache and target.keeps_every_position:
             from transformers import DynamicCache
 
             # Without a configuration every layer keeps all rows, so that a window's rows can be taken back too.
@@ -240,6 +245,14 @@ class _TargetStream:
             del self._processed[num_tokens:]
             if self._cache is not None:
                 self._cache.crop(-surplus)
+
+
+def _checked(target: FrozenTarget, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+    if not len(prompt) or max_new_tokens < 1:
+        raise ValueError(f"need a prompt and max_new_tokens >= 1, got {len(prompt)} prompt tokens and {max_new_tokens}")
+    known = [int(token) for token in prompt]
+    target.check_tokens(torch.tensor(known))
+    return known
 
 
 def _finished(known: Sequence[int], start: int, max_new_tokens: int, stop_ids: Collection[int]) -> bool:

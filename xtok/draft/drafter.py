@@ -29,7 +29,7 @@ class ModelDrafter:
     Args:
         model: DFlash or DSpark.
         target: gives embedding and head.
-        confidence_threshold: DSpark: keep the slots before the first whose confidence is below it; <= 0 keeps all.
+        confidence_threshold: DSpark: keep the slots before the first whose confidence is below it, at most 1; <= 0 keeps all.
         use_cache: False recomputes the draft's context every round: for checks.
 
     Raises:
@@ -45,6 +45,8 @@ class ModelDrafter:
         use_cache: bool = True,
     ) -> None:
         target.check_draft(model.config)
+        if not -math.inf < confidence_threshold <= 1.0:
+            raise ConfigError(f"confidence_threshold must be at most 1 (0 keeps every slot), got {confidence_threshold}")
         self.layer_ids: Sequence[int] = model.config.target_layer_ids
         self._model, self._target, self._threshold, self._use_cache = model, target, confidence_threshold, use_cache
         self._markov = model.markov_head if isinstance(model, DSparkDraftModel) else None
@@ -118,7 +120,7 @@ class ModelDrafter:
             return False
         logit = self._confident.confidence(hidden, embedding)
         assert logit is not None
-        return 1.0 / (1.0 + math.exp(-float(logit))) < self._threshold
+        return float(logit.float().sigmoid()) < self._threshold
 
 
 def _propose_all(logits: Tensor, sampler: Sampler) -> Proposal:

@@ -10,204 +10,151 @@ engine reads which field.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import safetensors.torch
 import torch
-from pydantic import ValidationError
+from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from xtok import storage
-from xtok.draft.config import DFlashConfig, DraftConfig, DSparkConfig
+from xtok.draft.config_file import CONFIG_FILE, parse_config, published_config
 from xtok.draft.dflash import DFlashDraftModel
 from xtok.draft.dspark import DSparkDraftModel
 from xtok.draft.target import FrozenTarget
 from xtok.errors import ConfigError
 
-__all__ = [
-    "CONFIG_FILE",
-    "DRAFT_CLASSES",
-    "TARGETS_OWN_TENSORS",
-    "WEIGHTS_FILE",
-    "export_draft",
-    "load_draft",
-    "main",
-    "parse_config",
-    "published_config",
-]
+__all__ = ["INDEX_FILE", "TARGETS_OWN_TENSORS", "WEIGHTS_FILE", "export_draft", "load_draft", "main"]
 
 WEIGHTS_FILE = "model.safetensors"
-CONFIG_FILE = "config.json"
-DRAFT_CLASSES: dict[str, type[DFlashDraftModel] | type[DSparkDraftModel]] = {
-    "DFlashDraftModel": DFlashDraftModel,
-    "Qwen3DSparkModel": DSparkDraftModel,
-}
+INDEX_FILE = "model.safetensors.index.json"
 TARGETS_OWN_TENSORS = frozenset({"embed_tokens.weight", "lm_head.weight"})
 """Copies of the target's tensors that some published files hold; engines share the target's."""
+_MASK_EMBEDDING_FILE = "mask_embedding.pt"
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def export_draft(model: DFlashDraftModel | DSparkDraftModel, folder: str, *, dtype: torch.dtype = torch.bfloat16) -> None:
+def export_draft(
+    model: DFlashDraftModel | DSparkDraftModel, folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.bfloat16
+) -> None:
     """Write a draft for serving engines and for `load_draft`.
 
     Args:
-        model: weights are gathered to the CPU and cast to `dtype`.
+        model: weights are gathered to the CPU and cast to `dtype`; where they are sharded, all ranks call this.
         folder: local path or URL; its two files are replaced.
 
     Raises:
+        ConfigError: no folder, or weights that are NaN or infinite in `dtype`.
         StorageError: the folder cannot be written.
     """
-    tensors = {name: tensor.detach().to(device="cpu", dtype=dtype).contiguous() for name, tensor in model.state_dict().items()}
-    config = published_config(model.config, dtype=dtype)
-    storage.make_folder(folder)
-    storage.write_atomic(storage.join(folder, WEIGHTS_FILE), safetensors.torch.save(tensors, metadata={"format": "pt"}))
-    storage.write_atomic(storage.join(folder, CONFIG_FILE), (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
+    weights, config = (_inside(folder, name) for name in (WEIGHTS_FILE, CONFIG_FILE))
+    tensors = {
+        name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().to("cpu", dtype).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    _refuse(f"this draft cannot be written to {folder} in {dtype}", _not_finite(tensors))
+    storage.make_folder(os.fspath(folder))
+    storage.write_atomic(weights, safetensors.torch.save(tensors, metadata={"format": "pt"}))
+    fields = published_config(model.config, dtype=dtype)
+    storage.write_atomic(config, (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode())
 
 
 def load_draft(
-    folder: str, *, target: FrozenTarget | None = None, dtype: torch.dtype | None = None
+    folder: str | os.PathLike[str], *, target: FrozenTarget | None = None, dtype: torch.dtype | None = None
 ) -> DFlashDraftModel | DSparkDraftModel:
-    """Read a draft in the published layout.
+    """Read a draft in the published layout, from one safetensors file or several with an index.
 
     Args:
         folder: local path or URL.
         target: checked for hidden size, vocabulary, layer count and mask token; its device is taken.
-        dtype: default the stored one.
+        dtype: default the stored one (the widest, where they differ).
 
     Raises:
         ConfigError: a configuration of another kind, or one this body does not express (sliding windows, reduced vocabulary);
-            missing, unexpected or misshapen tensors, each named; a draft that does not fit the target.
+            missing, unexpected, misshapen, quantized or non-finite tensors, each named; a damaged file; a draft that does not fit
+            the target.
         StorageError: a file that cannot be read.
     """
-    config, model_class = parse_config(json.loads(storage.read_bytes(storage.join(folder, CONFIG_FILE))))
+    config, model_class = parse_config(_read_object(file := _inside(folder, CONFIG_FILE)), place=file)
     if target is not None:
         target.check_draft(config)
-    tensors = safetensors.torch.load(storage.read_bytes(storage.join(folder, WEIGHTS_FILE)))
+    mask_embedding = _inside(folder, _MASK_EMBEDDING_FILE)
+    if storage.exists(mask_embedding):
+        raise ConfigError(f"{mask_embedding}: a mask embedding apart from the target's embedding is not supported")
+    tensors = _read_tensors(folder)
     with torch.device("meta"):
         model: Any = model_class(config)  # type: ignore[arg-type]
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tensors = {name: tensor for name, tensor in tensors.items() if name in wanted or name not in TARGETS_OWN_TENSORS}
-    _check_tensors(folder, wanted, tensors)
-    stored = tensors["norm.weight"].dtype
+    _refuse(f"{folder} does not hold the draft its {CONFIG_FILE} describes", _differences(wanted, tensors))
+    _refuse(f"the draft in {folder} is damaged", _not_finite(tensors))
+    dtype = dtype or functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
     model = model.to_empty(device="cpu")  # rotary frequencies are recomputed by the move, all else is assigned
-    model.load_state_dict({name: tensor.to(dtype or stored) for name, tensor in tensors.items()}, strict=True, assign=True)
+    model.load_state_dict({name: tensor.to(dtype) for name, tensor in tensors.items()}, strict=True, assign=True)
     moved: DFlashDraftModel | DSparkDraftModel = model.to(target.device if target is not None else "cpu")
     return moved
 
 
-def _check_tensors(folder: str, wanted: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> None:
-    problems = [f"missing {name} {shape}" for name, shape in wanted.items() if name not in tensors]
-    problems += [f"unexpected {name} {tuple(tensor.shape)}" for name, tensor in tensors.items() if name not in wanted]
-    problems += [
-        f"{name} is {tuple(tensors[name].shape)}, config.json says {shape}"
-        for name, shape in wanted.items()
-        if name in tensors and tuple(tensors[name].shape) != shape
-    ]
-    if problems:
-        raise ConfigError(f"{folder} does not hold the draft its {CONFIG_FILE} describes: {'; '.join(sorted(problems))}")
+def _inside(folder: str | os.PathLike[str], name: str) -> str:
+    if not os.fspath(folder):
+        raise ConfigError("the folder of a draft is an empty name: give a path or a URL")
+    return storage.join(os.fspath(folder), name)
 
 
-def published_config(config: DraftConfig, *, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
-    """The config.json of a draft, with every field that the known engines look for."""
-    shared: dict[str, Any] = {
-        "model_type": "qwen3",
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_draft_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": config.rope_scaling,
-        "max_position_embeddings": config.max_position_embeddings,
-        "vocab_size": config.vocab_size,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "tie_word_embeddings": False,
-        "layer_types": ["full_attention"] * config.num_draft_layers,
-        "num_target_layers": config.num_target_layers,
-        "block_size": config.block_size,
-        "initializer_range": config.init_std,
-        "torch_dtype": str(dtype).removeprefix("torch."),
-    }
-    ids: dict[str, Any] = {"mask_token_id": config.mask_token_id, "target_layer_ids": list(config.target_layer_ids)}
-    if config.slot_decay is not None:
-        shared["slot_decay"] = config.slot_decay
-    if isinstance(config, DSparkConfig):
-        return {
-            **shared,
-            **ids,
-            "architectures": ["Qwen3DSparkModel"],
-            "dflash_config": ids,
-            "markov_rank": config.markov_rank,
-            "markov_head_type": config.markov_head_type,
-            "enable_confidence_head": config.enable_confidence_head,
-            "confidence_head_with_markov": config.confidence_head_with_markov,
-            "sample_from_anchor": True,
-            "dspark_bonus_anchor": False,
-        }
-    return {**shared, "architectures": ["DFlashDraftModel"], "dflash_config": ids}
-
-
-def parse_config(raw: Mapping[str, Any]) -> tuple[DraftConfig, type[DFlashDraftModel] | type[DSparkDraftModel]]:
-    """Configuration and class of a published config.json; ids are looked for in `dflash_config`, then at the top level.
-
-    Raises:
-        ConfigError: another architecture, a missing field, or a feature this body does not have.
-    """
-    architectures = raw.get("architectures") or [None]
-    name = architectures[0]
-    if name not in DRAFT_CLASSES:
-        raise ConfigError(f"architectures {architectures} is no draft known here: expected one of {sorted(DRAFT_CLASSES)}")
-    nested: Mapping[str, Any] = raw.get("dflash_config") or {}
-    _refuse_unsupported(raw, nested)
-    fields: dict[str, Any] = {
-        "num_draft_layers": raw.get("num_hidden_layers"),
-        "init_std": raw.get("initializer_range", 0.02),
-        "mask_token_id": nested.get("mask_token_id", raw.get("mask_token_id")),
-        "target_layer_ids": nested.get("target_layer_ids", raw.get("target_layer_ids")),
-    }
-    parameters = raw.get("rope_parameters") or {}
-    fields["rope_theta"] = raw.get("rope_theta", parameters.get("rope_theta"))
-    fields["rope_scaling"] = raw.get("rope_scaling")
-    same = set(DFlashConfig.model_fields) - set(fields)
-    fields |= {field: raw[field] for field in same if field in raw}
-    if name == "DFlashDraftModel":
-        return _validated(DFlashConfig, fields), DFlashDraftModel
-    own = set(DSparkConfig.model_fields) - set(DFlashConfig.model_fields)
-    fields |= {field: raw[field] for field in own if field in raw}
-    return _validated(DSparkConfig, fields), DSparkDraftModel
-
-
-def _validated(kind: type[DraftConfig], fields: dict[str, Any]) -> DraftConfig:
-    missing = sorted(name for name, value in fields.items() if value is None and name not in ("rope_scaling", "slot_decay"))
-    if missing:
-        raise ConfigError(f"{CONFIG_FILE} lacks {missing}")
+def _read_object(url: str) -> dict[str, Any]:
     try:
-        return kind(**fields)
-    except ValidationError as error:
-        raise ConfigError(f"{CONFIG_FILE} is wrong: {error}") from error
+        found = json.loads(storage.read_bytes(url))
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise ConfigError(f"{url} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{url} must hold a JSON object, not {type(found).__name__}")
+    return found
 
 
-def _refuse_unsupported(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> None:
-    problems = []
-    if any(kind != "full_attention" for kind in raw.get("layer_types") or []) or nested.get("use_swa"):
-        problems.append("sliding-window layers")
-    if raw.get("draft_vocab_size") not in (None, raw.get("vocab_size")):
-        problems.append(f"a reduced vocabulary ({raw.get('draft_vocab_size')} of {raw.get('vocab_size')})")
-    if raw.get("attention_bias"):
-        problems.append("attention biases")
-    if nested.get("causal") or raw.get("is_causal"):
-        problems.append("causal attention inside a block")
-    if raw.get("sample_from_anchor") is False or raw.get("dspark_bonus_anchor"):
-        problems.append("a DSpark head in the at-position layout")
-    if raw.get("hidden_act", "silu") != "silu":
-        problems.append(f"hidden_act {raw['hidden_act']!r}")
+def _read_tensors(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """All tensors of the folder; with an index and no single file, those of all files that the index names."""
+    names = [WEIGHTS_FILE]
+    index = _inside(folder, INDEX_FILE)
+    if not storage.exists(_inside(folder, WEIGHTS_FILE)) and storage.exists(index):
+        places = _read_object(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(name, str) and name == os.path.basename(name) for name in places.values()):
+            raise ConfigError(f"{index} has no weight_map of tensor names to file names")
+        names = sorted(set(places.values()))
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        url = _inside(folder, name)
+        try:
+            tensors |= safetensors.torch.load(storage.read_bytes(url))
+        except SafetensorError as error:
+            raise ConfigError(f"{url} is no whole safetensors file ({error}): fetch or export it again") from error
+    return tensors
+
+
+def _differences(wanted: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> list[str]:
+    problems = [f"missing {name} {shape}" for name, shape in wanted.items() if name not in tensors]
+    for name, tensor in tensors.items():
+        shape = tuple(tensor.shape)
+        if name not in wanted:
+            problems.append(f"unexpected {name} {shape}")
+        elif shape != wanted[name]:
+            problems.append(f"{name} is {shape}, {CONFIG_FILE} says {wanted[name]}")
+        elif tensor.dtype not in _DTYPES:
+            problems.append(f"{name} is {tensor.dtype}: quantized drafts are not supported")
+    return problems
+
+
+def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    return [f"{name} holds NaN or infinity" for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+
+
+def _refuse(what: str, problems: list[str]) -> None:
     if problems:
-        raise ConfigError(f"this draft has {', '.join(problems)}, which this body does not express")
+        raise ConfigError(f"{what}: {'; '.join(sorted(problems))}")
 
 
 def main(arguments: list[str] | None = None) -> None:

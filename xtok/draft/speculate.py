@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from xtok.draft.decoding import DecodingResult, Drafter, Sampler, plain_decode, speculative_decode, tau
 from xtok.draft.drafter import ModelDrafter
 from xtok.draft.export import load_draft
 from xtok.draft.prompts import read_prompts
 from xtok.draft.target import FrozenTarget
+from xtok.errors import ConfigError
+from xtok.tokenizers import load_tokenizer
 
 __all__ = ["SpeculationReport", "evaluate_drafter", "load_target", "speculate", "stop_token_ids"]
 
@@ -119,6 +122,7 @@ def speculate(
         target: folder or hub id of the target, with its tokenizer.
         draft: folder or URL of an exported draft.
         prompts: file as in `xtok.draft.prompts`.
+        max_new_tokens: limit on each answer, at least 1.
         temperature: 0 is greedy.
         seed: of sampling.
         confidence_threshold: DSpark: draft up to the first slot below it.
@@ -129,37 +133,51 @@ def speculate(
         progress: called after each prompt with its number and result.
 
     Raises:
-        ConfigError, TokenizerError, StorageError: what cannot be loaded, or a draft that does not fit the target.
+        ConfigError, TokenizerError, StorageError: a setting out of range, what cannot be loaded, or a draft that does not fit the
+            target.
     """
-    model, tokenizer = load_target(target, dtype=dtype)
-    frozen = FrozenTarget(model)
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed must be within 0..2^63 - 1, got {seed}")
+    sampler = Sampler(temperature)
+    # What is wrong is said in the order of its cost: settings, prompts, draft, and only then a target of many gigabytes.
+    tokenizer = load_tokenizer(target).transformers_tokenizer
+    ids = read_prompts(prompts, tokenizer, limit=limit, max_tokens=max_prompt_tokens)
+    model = load_draft(draft, dtype=dtype).eval()
+    frozen = FrozenTarget(load_target(target, dtype=dtype))
     frozen.check_head()
-    drafter = ModelDrafter(
-        load_draft(draft, target=frozen, dtype=dtype).eval(), frozen, confidence_threshold=confidence_threshold
-    )
-    sampler = Sampler(temperature, torch.Generator(device=frozen.device).manual_seed(seed))
+    for prompt in ids:
+        frozen.check_tokens(torch.tensor(prompt))
+    drafter = ModelDrafter(model.to(frozen.device), frozen, confidence_threshold=confidence_threshold)
+    sampler.generator = torch.Generator(device=frozen.device).manual_seed(seed)
     return evaluate_drafter(
         frozen,
         drafter,
-        read_prompts(prompts, tokenizer, limit=limit, max_tokens=max_prompt_tokens),
+        ids,
         max_new_tokens=max_new_tokens,
-        stop_ids=stop_token_ids(model),
+        stop_ids=stop_token_ids(frozen.model),
         sampler=sampler,
         check=check,
         progress=progress,
     )
 
 
-def load_target(target: str, *, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
-    """(causal language model in evaluation mode on the accelerator if there is one, its transformers tokenizer)."""
+def load_target(target: str, *, dtype: torch.dtype = torch.float32) -> Any:
+    """A causal language model in evaluation mode, on the accelerator if there is one.
+
+    Raises:
+        ConfigError: it cannot be loaded, or the files lack some of its weights (they would be random).
+    """
     from transformers import AutoModelForCausalLM
 
-    from xtok.tokenizers import load_tokenizer
-
-    tokenizer = load_tokenizer(target).transformers_tokenizer
-    model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=dtype)
-    model.eval()
-    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(target, dtype=dtype, output_loading_info=True)
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"cannot load the target {target}: {error}") from error
+    if found["missing_keys"]:
+        raise ConfigError(f"the target {target} lacks weights of {type(model).__name__}: {sorted(found['missing_keys'])[:5]}")
+    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def stop_token_ids(model: Any) -> set[int]:

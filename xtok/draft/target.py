@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from xtok.draft.anchors import document_counts
 from xtok.draft.capture import HiddenStateCapture
 from xtok.draft.config import DraftConfig
 from xtok.errors import ConfigError
@@ -62,6 +63,12 @@ class FrozenTarget:
         return len(self.layers)
 
     @property
+    def keeps_every_position(self) -> bool:
+        """Whether its cache can give tokens back: a recurrent state (linear attention, convolutions) cannot."""
+        kinds = set(getattr(self.config, "layer_types", None) or [])
+        return kinds <= {"full_attention", "sliding_attention", "chunked_attention"}
+
+    @property
     def hidden_size(self) -> int:
         return int(self.head.weight.shape[1])
 
@@ -91,6 +98,20 @@ class FrozenTarget:
         if config.mask_token_id >= embedding_rows:
             raise ConfigError(f"mask_token_id {config.mask_token_id} is beyond the target's {embedding_rows} embedding rows")
 
+    def check_tokens(self, token_ids: Tensor) -> None:
+        """Refuse ids that the target has no embedding for (labels of -100, a tokenizer with more tokens than the model).
+
+        Raises:
+            ValueError: an id outside the embedding's rows.
+        """
+        low, high = token_ids.aminmax()
+        embedding_rows = int(self.embedding.weight.shape[0])
+        if int(low) < 0 or int(high) >= embedding_rows:
+            raise ValueError(
+                f"token ids {int(low)}..{int(high)} go beyond the target's {embedding_rows} embedding rows: "
+                "were they made with another tokenizer, or padded with a negative id?"
+            )
+
     @torch.no_grad()
     def check_head(self) -> None:
         """Prove on four tokens that this class computes the target's logits (an unknown scale or cap would train a wrong draft).
@@ -118,9 +139,13 @@ class FrozenTarget:
             layer_ids: layers to tap.
             seq_lens: int64 [B, D] document lengths of packed rows: each document runs as a row of its own, so that any target
                 sees exactly what it would see unpacked. Rows past the last document are zero.
+
+        Raises:
+            ValueError: document lengths that are negative or do not fit into S.
         """
         if seq_lens is None:
             return self._run(input_ids, layer_ids)
+        document_counts(seq_lens=seq_lens, seq_len=input_ids.shape[1])  # refuses lengths that do not fit
         starts = seq_lens.cumsum(1) - seq_lens
         places = [
             (row, start, length)

@@ -33,16 +33,26 @@ __all__ = ["Blocks", "DraftBatch", "DraftStep", "DraftStepSettings", "build_bloc
 class DraftBatch:
     """A batch of token rows, padded on the right."""
 
-    input_ids: Tensor  # int64 [B, S]
+    input_ids: Tensor  # int64 [B, S], not empty
     loss_mask: Tensor  # [B, S], supervised where > 0.5; 0 on padding
     idx: Tensor  # int64 [B], the samples' ordinals: they seed the anchors
-    seq_lens: Tensor | None = None  # int64 [B, D] document lengths, packed rows only
+    seq_lens: Tensor | None = None  # int [B, D] document lengths, packed rows only
 
     def __post_init__(self) -> None:
         if self.input_ids.ndim != 2 or self.loss_mask.shape != self.input_ids.shape:
             raise ValueError(f"input_ids and loss_mask must both be [B, S], got {self.input_ids.shape}, {self.loss_mask.shape}")
-        if self.idx.shape != self.input_ids.shape[:1]:
-            raise ValueError(f"idx must be [{self.input_ids.shape[0]}], got {tuple(self.idx.shape)}")
+        num_rows, seq_len = self.input_ids.shape
+        if not num_rows or not seq_len:
+            raise ValueError(f"a batch needs a token, got [{num_rows}, {seq_len}]: a rank without samples takes a row of padding")
+        if self.idx.shape != (num_rows,):
+            raise ValueError(f"idx must be [{num_rows}], got {tuple(self.idx.shape)}")
+        if self.seq_lens is not None and (self.seq_lens.ndim != 2 or len(self.seq_lens) != num_rows):
+            raise ValueError(f"seq_lens must be [{num_rows}, D], got {tuple(self.seq_lens.shape)}")
+        for name, tensor in (("idx", self.idx), ("seq_lens", self.seq_lens)):
+            if tensor is not None and (tensor.is_floating_point() or tensor.dtype == torch.bool):
+                raise TypeError(f"{name} must be integers, got {tensor.dtype}")
+        if self.input_ids.dtype != torch.int64:
+            raise TypeError(f"input_ids must be int64, got {self.input_ids.dtype}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +191,7 @@ def draft_step(
 
     Args:
         model: the draft; its parameters are the only ones that get gradients.
-        target: the frozen target; `check_draft` should have passed.
+        target: the frozen target.
         batch: rows of tokens; packed documents are respected.
         settings: sampling, tiles and reports.
         features: the target's features of this batch if the caller has them; else the target runs here.
@@ -190,11 +200,18 @@ def draft_step(
 
     Returns:
         `DraftStep`: bins, outputs and metrics of this rank.
+
+    Raises:
+        ConfigError: a draft made for another target.
+        ValueError: token ids that the target does not have, documents longer than their row, features of another batch.
     """
     settings = settings or DraftStepSettings()
     config = draft_config(model)
+    target.check_draft(config)
+    target.check_tokens(batch.input_ids)
     if features is None:
         features = target.features(batch.input_ids, config.target_layer_ids, seq_lens=batch.seq_lens)
+    _check_features(config, batch, features)
     blocks = build_blocks(config, batch, settings)
     states = run_blocks(model, target, batch, blocks, features, settings.attention)
     inputs = ObjectiveInputs(
@@ -220,6 +237,16 @@ def draft_config(model: nn.Module) -> DraftConfig:
     if not isinstance(config, DraftConfig):
         raise TypeError(f"{type(model).__name__} is no draft model: expected DFlashDraftModel or DSparkDraftModel")
     return config
+
+
+def _check_features(config: DraftConfig, batch: DraftBatch, features: TargetFeatures) -> None:
+    for name, tensor, width in (
+        ("context", features.context, len(config.target_layer_ids) * config.hidden_size),
+        ("final_hidden", features.final_hidden, config.hidden_size),
+    ):
+        wanted = (*batch.input_ids.shape, width)
+        if tensor.shape != wanted:
+            raise ValueError(f"features.{name} must be {wanted} for this batch and draft, got {tuple(tensor.shape)}")
 
 
 def _output(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 import torch
-from transformers import GraniteConfig, GraniteForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import GPT2Config, GraniteConfig, GraniteForCausalLM, LlamaConfig, OPTConfig, OPTForCausalLM
 
 from tests.unit.draft.tiny import ARCHITECTURES, MASK_TOKEN, TARGET_CONFIGS, tiny_dflash, tiny_target
 from xtok.draft.config import DFlashConfig, DSparkConfig, default_target_layer_ids
 from xtok.draft.target import FrozenTarget
+from xtok.errors import ConfigError
 
 
 def test_default_layers() -> None:
@@ -61,7 +63,19 @@ def test_layouts() -> None:
         ({"num_key_value_heads": 3}, "no multiple"),
         ({"head_dim": 7}, "must be even"),
         ({"slot_decay": 0.0}, "greater than 0"),
-        ({"slot_decay": float("inf")}, "must be finite"),
+        ({"slot_decay": float("inf")}, "finite number"),
+        ({"slot_decay": 1e-4}, "slot_decay 0.0001 leaves no weight"),
+        ({"rope_theta": float("inf")}, "finite number"),
+        ({"target_layer_ids": "02"}, "valid tuple"),
+        ({"target_layer_ids": [False, True]}, "valid integer"),
+        ({"mask_token_id": 2}, "mask_token_id 2 is the target's eos_token_id"),
+        ({"mask_token_id": 0}, "mask_token_id 0 is the target's pad_token_id"),
+        ({"rope_scaling": {"factor": 2.0}}, "does not say its rope_type"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, "'spiral' is unknown"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "Missing required keys"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "depends on the length of the sequence"),
+        ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rotates a part of head_dim 6"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "partial_rotary_factor": 0.34}}, "rotates a part of head_dim 6"),
         ({"layers": 3}, "Extra inputs"),
     ],
 )
@@ -69,6 +83,32 @@ def test_layouts() -> None:
 def test_mistakes_are_named(kind: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind.from_target(TARGET_CONFIGS["llama"], **{"mask_token_id": MASK_TOKEN, "num_draft_layers": 2, **settings})
+
+
+def test_numbers_and_older_names_are_understood() -> None:
+    shared: dict[str, Any] = {"target_config": TARGET_CONFIGS["llama"], "mask_token_id": MASK_TOKEN}
+    assert DFlashConfig.from_target(**shared, target_layer_ids=list(numpy.arange(0, 3, 2))).target_layer_ids == (0, 2)
+    older = DFlashConfig.from_target(**shared, rope_scaling={"type": "linear", "factor": 2.0})
+    assert older.rope_scaling == {"rope_type": "linear", "factor": 2.0}
+
+
+def test_targets_with_layers_of_their_own_sizes_and_targets_that_are_none() -> None:
+    class Mixed(LlamaConfig):
+        """As transformers' configurations whose layers differ: the common value is refused."""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "head_dim" and object.__getattribute__(self, "__dict__").get("guarded"):
+                raise RuntimeError("'head_dim' is a per-layer attribute")
+            return super().__getattribute__(name)
+
+        def to_dict(self) -> dict[str, Any]:
+            return {"head_dim": 16}
+
+    config = Mixed(**TARGET_CONFIGS["llama"].to_dict())
+    config.guarded = True
+    assert DFlashConfig.from_target(config, mask_token_id=MASK_TOKEN).head_dim == 16
+    with pytest.raises(ConfigError, match="GPT2Config has no intermediate_size"):
+        DFlashConfig.from_target(GPT2Config(), mask_token_id=MASK_TOKEN)
 
 
 def test_confidence_needs_its_markov_features() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM, Qwen3NextConfig
 
-from tests.unit.draft.tiny import ARCHITECTURES, VOCAB, tiny_dflash, tiny_dspark, tiny_target
+from tests.unit.draft.tiny import ARCHITECTURES, TARGET_CONFIGS, VOCAB, tiny_dflash, tiny_dspark, tiny_target
 from xtok.draft.decoding import (
     DecodingResult,
     Proposal,
@@ -21,6 +22,8 @@ from xtok.draft.decoding import (
 )
 from xtok.draft.drafter import ModelDrafter
 from xtok.draft.target import FrozenTarget
+from xtok.draft.training import DraftBatch, DraftStepSettings, draft_step, run_blocks
+from xtok.errors import ConfigError
 
 PROMPT = [5, 9, 33, 14, 7]
 NEW = 23
@@ -115,7 +118,6 @@ def test_append_only_context_cache_equals_recomputation(build: Any) -> None:
 def test_draft_equals_the_training_forward() -> None:
     """What the loop drafts at an anchor is what training scores there: one more guard against labels off by one."""
     from tests.unit.draft.test_models import place_blocks
-    from xtok.draft.training import DraftBatch, run_blocks
 
     target = tiny_target("llama")
     ids = torch.randint(3, 60, (1, 16), generator=torch.Generator().manual_seed(2))
@@ -142,6 +144,47 @@ def test_confidence_threshold_cuts_before_the_first_doubtful_slot() -> None:
         assert got.tokens == plain
     with pytest.raises(ValueError, match="needs a draft with a confidence head"):
         ModelDrafter(tiny_dflash(), target, confidence_threshold=0.5)
+
+
+@pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
+def test_drafted_tokens_are_those_that_training_scores_highest(head: str) -> None:
+    """Slot by slot the loop feeds on what it drafted: teacher-forced with the same tokens, each is the argmax of its slot."""
+    target, model = tiny_target("llama"), tiny_dspark(markov_head_type=head, block_size=5, init_std=0.5)
+    torch.nn.init.normal_(model.markov_head.markov_w2.weight, std=8.0, generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(3, 60, (1, 9), generator=torch.Generator().manual_seed(2))
+    drafter = ModelDrafter(model, target)
+    drafter.observe(target.features(ids[:, :8], model.config.target_layer_ids).context)
+    drafted = drafter.propose(int(ids[0, 8]), 8, Sampler()).tokens
+    row = torch.cat([ids, drafted[None]], dim=1)
+    batch = DraftBatch(row, (torch.arange(14) == 9).float()[None], torch.tensor([0]))  # one anchor: position 8
+    logits = draft_step(model, target, batch, DraftStepSettings(1, materialize_logits=True)).output.draft_logits
+    assert drafted.tolist() == logits[0, 0].argmax(-1).tolist() == drafter.propose(int(ids[0, 8]), 8, Sampler()).tokens.tolist()
+    assert len(set(drafted.tolist())) > 1
+    plain = target.logits(drafter._run_body(int(ids[0, 8]), 8)).argmax(-1)
+    assert not torch.equal(drafted, plain)  # the bias matters here
+
+
+def test_a_hopeless_confidence_is_a_number_too() -> None:
+    target, model = tiny_target("llama"), tiny_dspark()
+    torch.nn.init.constant_(model.confidence_head.proj.bias, -1e4)
+    got = speculative_decode(target, ModelDrafter(model, target, confidence_threshold=0.5), PROMPT, max_new_tokens=4)
+    assert set(got.num_drafted) == {0}
+
+
+def test_a_target_with_a_recurrent_state_is_recomputed() -> None:
+    """Its cache cannot give tokens back; output stays that of the model over the whole sequence."""
+    config = Qwen3NextConfig(
+        **{**TARGET_CONFIGS["llama"].to_dict(), "model_type": "qwen3_next", "architectures": None, "head_dim": 8},
+        linear_num_value_heads=2, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        target = FrozenTarget(AutoModelForCausalLM.from_config(config).eval())
+    assert not target.keeps_every_position
+    tokens = plain_decode(target, PROMPT, max_new_tokens=8)
+    assert tokens == target.model(torch.tensor([PROMPT + tokens])).logits[0, len(PROMPT) - 1 : -1].argmax(-1).tolist()
+    assert speculative_decode(target, ModelDrafter(tiny_dflash(), target), PROMPT, max_new_tokens=8).tokens == tokens
 
 
 def test_verify_greedy_counts_the_matching_prefix() -> None:
@@ -190,8 +233,17 @@ def test_mistakes_are_named() -> None:
     target = tiny_target("llama")
     with pytest.raises(ValueError, match="need a prompt"):
         speculative_decode(target, Oracle(target, 2), [], max_new_tokens=3)
-    with pytest.raises(ValueError, match="temperature must be"):
-        Sampler(temperature=-1.0)
+    with pytest.raises(ValueError, match="need a prompt"):
+        plain_decode(target, [3], max_new_tokens=0)
+    for ids in ([3, VOCAB], [-1, 3]):
+        with pytest.raises(ValueError, match="beyond the target's 61 embedding rows"):
+            speculative_decode(target, Oracle(target, 2), ids, max_new_tokens=3)
+    for temperature in (-1.0, 1e-40, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="temperature must be 0"):
+            Sampler(temperature=temperature)
+    for threshold in (1.5, float("nan")):
+        with pytest.raises(ConfigError, match="confidence_threshold must be at most 1"):
+            ModelDrafter(tiny_dspark(), target, confidence_threshold=threshold)
     with pytest.raises(ValueError, match="hidden_size 16"):
         ModelDrafter(tiny_dflash(hidden_size=16), target)
     assert tau([DecodingResult()]) != tau([DecodingResult()])

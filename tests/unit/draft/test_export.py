@@ -9,26 +9,16 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from transformers import Qwen3Config
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from tests.unit.draft.tiny import random_batch, tiny_dflash, tiny_dspark, tiny_target
+from tests.unit.draft.tiny import QWEN3_8B, random_batch, tiny_dflash, tiny_dspark, tiny_target
 from xtok.draft.dflash import DFlashConfig, DFlashDraftModel
 from xtok.draft.dspark import DSparkConfig, DSparkDraftModel
-from xtok.draft.engines import engine_table
-from xtok.draft.export import export_draft, load_draft, main, parse_config, published_config
+from xtok.draft.export import export_draft, load_draft, main
 from xtok.draft.training import DraftStepSettings, draft_step
 from xtok.errors import ConfigError, StorageError
 
-QWEN3_8B = Qwen3Config(
-    hidden_size=4096,
-    intermediate_size=12288,
-    num_hidden_layers=36,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=151936,
-    rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-)
 BODY = {
     "input_layernorm.weight": (4096,),
     "post_attention_layernorm.weight": (4096,),
@@ -72,26 +62,6 @@ def test_dspark_adds_its_heads(kind: str, extra: dict[str, tuple[int, ...]]) -> 
     heads = {"markov_w1.weight": (151936, 256), "markov_w2.weight": (151936, 256), **extra}
     expected = SHARED | {f"markov_head.{name}": shape for name, shape in heads.items()}
     assert shapes(model) == expected | {"confidence_head.proj.weight": (1, 4352), "confidence_head.proj.bias": (1,)}
-
-
-def test_published_config_fields() -> None:
-    dflash = published_config(DFlashConfig.from_target(QWEN3_8B, mask_token_id=151669))
-    assert dflash["architectures"] == ["DFlashDraftModel"]
-    assert dflash["block_size"] == 16
-    assert dflash["dflash_config"] == {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]}
-    assert dflash["rope_theta"] == 1e6
-    assert dflash["layer_types"] == ["full_attention"] * 5
-    assert dflash["tie_word_embeddings"] is False
-    assert (dflash["num_hidden_layers"], dflash["num_target_layers"]) == (5, 36)
-    assert "auto_map" not in dflash
-    dspark = published_config(DSparkConfig.from_target(QWEN3_8B, mask_token_id=151669))
-    assert dspark["architectures"] == ["Qwen3DSparkModel"]
-    assert dspark["model_type"] == "qwen3"
-    assert dspark["target_layer_ids"] == dspark["dflash_config"]["target_layer_ids"] == [1, 9, 17, 25, 33]
-    assert dspark["mask_token_id"] == dspark["dflash_config"]["mask_token_id"] == 151669
-    assert (dspark["block_size"], dspark["markov_rank"], dspark["markov_head_type"]) == (7, 256, "vanilla")
-    assert dspark["enable_confidence_head"] is dspark["confidence_head_with_markov"] is dspark["sample_from_anchor"] is True
-    assert dspark["dspark_bonus_anchor"] is False
 
 
 def drafts() -> list[Any]:
@@ -145,6 +115,9 @@ def rewrite(folder: Path, change: Any) -> None:
         (lambda t: t.pop("fc.weight"), "missing fc.weight"),
         (lambda t: t.update({"extra.weight": torch.zeros(2)}), r"unexpected extra.weight \(2,\)"),
         (lambda t: t.update({"norm.weight": torch.zeros(25)}), r"norm.weight is \(25,\), config.json says \(24,\)"),
+        (lambda t: t.update({"model.fc.weight": t.pop("fc.weight")}), r"missing fc.weight \(24, 48\); unexpected model.fc.weight"),
+        (lambda t: t.update({"fc.weight": t["fc.weight"].to(torch.int8)}), "fc.weight is torch.int8: quantized drafts"),
+        (lambda t: t["norm.weight"].fill_(float("nan")), "damaged: norm.weight holds NaN or infinity"),
     ],
 )
 def test_loading_is_strict(change: Any, message: str, tmp_path: Path) -> None:
@@ -160,26 +133,80 @@ def test_stored_copies_of_the_targets_tensors_are_left_out(tmp_path: Path) -> No
     assert "lm_head.weight" not in load_draft(str(tmp_path)).state_dict()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"architectures": ["LlamaForCausalLM"]}, "is no draft known here"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window layers"),
-        ({"draft_vocab_size": 32}, "a reduced vocabulary"),
-        ({"attention_bias": True}, "attention biases"),
-        ({"dflash_config": {}}, r"lacks \['mask_token_id', 'target_layer_ids'\]"),
-        ({"rope_theta": None}, r"lacks \['rope_theta'\]"),
-    ],
-)
-def test_configurations_that_cannot_be_run_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_config({**published_config(tiny_dflash().config), **change})
+@pytest.mark.parametrize("damage", [lambda b: b[:-10], lambda b: b"", lambda b: b"version https://git-lfs", lambda b: b"\xff" * 8 + b])
+def test_files_that_are_not_whole_are_named(damage: Any, tmp_path: Path) -> None:
+    export_draft(tiny_dflash(), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(damage(weights.read_bytes()))
+    with pytest.raises(ConfigError, match=r"model\.safetensors is no whole safetensors file"):
+        load_draft(tmp_path)
 
 
-def test_top_level_ids_are_read_too() -> None:
-    raw = published_config(tiny_dspark().config)
-    del raw["dflash_config"]
-    assert parse_config(raw)[0] == tiny_dspark().config
+@pytest.mark.parametrize(("text", "message"), [(b"{", "is no JSON"), (b"\xff\xfe{}", "is no JSON"), (b"[]", "object, not list")])
+def test_a_config_that_is_none_is_named(text: bytes, message: str, tmp_path: Path) -> None:
+    export_draft(tiny_dflash(), tmp_path)
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(ConfigError, match=f"config.json .*{message}"):
+        load_draft(tmp_path)
+
+
+def split_in_two(folder: Path) -> dict[str, str]:
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for file in set(places.values()):
+        safetensors.torch.save_file({n: t for n, t in tensors.items() if places[n] == file}, folder / file)
+    return places
+
+
+def test_several_files_with_an_index_are_one_draft(tmp_path: Path) -> None:
+    model = tiny_dspark()
+    export_draft(model, tmp_path, dtype=torch.float32)
+    places = split_in_two(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    loaded = load_draft(tmp_path).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+    (tmp_path / "model-00002-of-00002.safetensors").rename(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="model-00002-of-00002"):
+        load_draft(tmp_path)
+    for wrong in ({"weight_map": {"fc.weight": "../model.safetensors"}}, {"weight_map": [1]}, {}):
+        index.write_text(json.dumps(wrong))
+        with pytest.raises(ConfigError, match="has no weight_map of tensor names to file names"):
+            load_draft(tmp_path)
+
+
+def test_nothing_of_a_draft_is_narrowed_or_passed_over(tmp_path: Path) -> None:
+    export_draft(tiny_dflash(), tmp_path, dtype=torch.float32)
+    rewrite(tmp_path, lambda t: t.update({name: tensor.bfloat16() for name, tensor in t.items() if "norm" in name}))
+    assert {tensor.dtype for tensor in load_draft(tmp_path).state_dict().values()} == {torch.float32}
+    (tmp_path / "mask_embedding.pt").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"mask_embedding.pt: a mask embedding apart"):
+        load_draft(tmp_path)
+
+
+def test_a_draft_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    model = tiny_dflash()
+    model.fc.weight.data.fill_(1e5)  # beyond float16
+    with pytest.raises(ConfigError, match=r"in torch.float16: fc.weight holds NaN or infinity"):
+        export_draft(model, tmp_path / "draft", dtype=torch.float16)
+    assert not (tmp_path / "draft").exists()
+    for call in (lambda: export_draft(model, ""), lambda: load_draft("")):
+        with pytest.raises(ConfigError, match="empty name"):
+            call()
+
+
+def test_sharded_weights_are_gathered(tmp_path: Path) -> None:
+    model = tiny_dflash()
+    wanted = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        export_draft(model, tmp_path, dtype=torch.float32)
+    finally:
+        torch.distributed.destroy_process_group()
+    loaded = load_draft(tmp_path).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in wanted.items())
 
 
 def test_a_draft_of_another_target_is_refused(tmp_path: Path) -> None:
@@ -196,13 +223,3 @@ def test_command_rewrites_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     main([str(tmp_path / "a"), str(tmp_path / "b")])
     assert "DFlashDraftModel, 25 tensors, bfloat16" in capsys.readouterr().out
     assert json.loads((tmp_path / "b" / "config.json").read_text())["torch_dtype"] == "bfloat16"
-
-
-def test_engine_table_names_every_id_field() -> None:
-    table = engine_table()
-    lines = table.splitlines()
-    columns = lines[0].count("|")
-    assert all(line.count("|") == columns for line in lines if line.startswith("|"))
-    for field in ("target_layer_ids", "mask_token_id", "block_size", "markov_rank", "sample_from_anchor"):
-        assert field in table
-    assert "not run there" in table

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -111,20 +113,102 @@ def test_prompts_are_read_up_to_the_last_answer(folders: dict[str, str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("line", "message"),
     [
-        ("", "holds no prompt"),
-        ('{"id": 1}', r"none of messages, prompt, text: \['id'\]"),
-        ('{"messages": [{"role": "assistant", "content": "w1"}]}', "needs a message before"),
+        (b'{"id": 1}', r"none of messages, prompt, text: \['id'\]"),
+        (b'{"messages": [{"role": "assistant", "content": "w1"}]}', "needs a message before"),
+        (b'{"messages": "w1"}', "messages must be a list of objects with a role, got 'w1'"),
+        (b'{"messages": [{"content": "w1"}]}', "messages must be a list of objects with a role"),
+        (b'{"messages": [{"role": "user"}], "chat_template_kwargs": [1]}', "chat_template_kwargs must be an object"),
+        (b'{"messages": [{"role": "user"}], "chat_template_kwargs": {"conversation": 1}}', "template cannot render it: TypeError"),
+        (b'{"prompt": 3}', "a prompt must be a string, got 3"),
+        (b'{"prompt": [{"role": "user"}]}', "a prompt must be a string"),
+        (b'{"prompt": ""}', "has no tokens"),
+        (b'{"prompt": "w1 \\ud800"}', "surrogates not allowed"),
+        (b"[1]", r"must be an object with messages, prompt or text, got \[1\]"),
+        (b"{", "Expecting property name"),
+        (b"\xff", "can't decode byte 0xff"),
     ],
 )
-def test_mistakes_are_named(text: str, message: str, tmp_path: Path) -> None:
+def test_mistakes_are_named_with_their_line(line: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=message):
+    path.write_bytes(b'{"prompt": "w1"}\n\n' + line + b"\n")
+    with pytest.raises(ConfigError, match=rf"p\.jsonl:3: .*{message}"):
         read_prompts(str(path), word_tokenizer())
+    assert len(read_prompts(str(path), word_tokenizer(), limit=1)) == 1
+
+
+@pytest.mark.parametrize("name", ["none.jsonl", "blank.txt"])
+def test_files_without_prompts_are_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b" \n\n")
+    with pytest.raises(ConfigError, match=f"{name} holds no prompt"):
+        read_prompts(str(tmp_path / name), word_tokenizer())
+    with pytest.raises(ConfigError, match=r"read from JSON Lines \(.jsonl\) or plain text"):
+        read_prompts(str(tmp_path / "rows.json"), word_tokenizer())
     with pytest.raises(StorageError):
         read_prompts(str(tmp_path / "absent.txt"), word_tokenizer())
+
+
+def test_lines_end_where_json_lines_end(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    (tmp_path / "p.jsonl").write_bytes('\ufeff{"prompt": "w1\u2028w2"}\r\n{"text": "w3"}'.encode())
+    (tmp_path / "p.txt").write_bytes(b"w1 w2\r\n\r\nw3\r\n")
+    assert [tokenizer.convert_ids_to_tokens(ids) for ids in read_prompts(str(tmp_path / "p.txt"), tokenizer)] == [["w1", "w2"], ["w3"]]
+    assert len(read_prompts(str(tmp_path / "p.jsonl"), tokenizer)) == 2
+
+
+def test_tools_and_template_settings_reach_the_template(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }} {% for t in tools %}{{ t.function.name }}{% endfor %} {{ tone }}"
+    row = {
+        "messages": [{"role": "user", "content": "w1"}],
+        "tools": [{"type": "function", "function": {"name": "w2", "parameters": {}}}],
+        "chat_template_kwargs": {"tone": "w3"},
+    }
+    (tmp_path / "p.jsonl").write_text(json.dumps(row))
+    assert tokenizer.convert_ids_to_tokens(read_prompts(str(tmp_path / "p.jsonl"), tokenizer)[0]) == ["w1", "w2", "w3"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"limit": -1}, "limit must be at least 1, got -1"),
+        ({"max_prompt_tokens": -3}, "max_tokens must be at least 1, got -3"),
+        ({"seed": -1}, "seed must be within"),
+        ({"seed": 2**70}, "seed must be within"),
+        ({"temperature": float("nan")}, "temperature must be 0"),
+        ({"draft": ""}, "empty name"),
+        ({"confidence_threshold": 0.5}, "needs a draft with a confidence head"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str, folders: dict[str, str]) -> None:
+    arguments = {"target": folders["target"], "draft": folders["draft"], "prompts": folders["prompts.txt"], **settings}
+    with pytest.raises(ConfigError, match=message):
+        speculate(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"), r"lacks weights .*layers\.1\.mlp\.up_proj"),
+        (lambda tensors: tensors.clear(), "lacks weights"),
+        (None, "cannot load the target"),
+    ],
+)
+def test_a_target_with_random_weights_is_no_target(damage: Any, message: str, folders: dict[str, str], tmp_path: Path) -> None:
+    """transformers fills what is missing with random numbers, and would measure a draft against those."""
+    folder = tmp_path / "target"
+    shutil.copytree(folders["target"], folder)
+    weights = folder / "model.safetensors"
+    if damage is None:
+        weights.write_bytes(weights.read_bytes()[:-100])
+    else:
+        tensors = safetensors.torch.load_file(weights)
+        damage(tensors)
+        safetensors.torch.save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=message):
+        speculate(str(folder), folders["draft"], folders["prompts.txt"])
 
 
 def test_stop_ids() -> None:

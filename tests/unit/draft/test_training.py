@@ -14,6 +14,7 @@ from tests.unit.draft.tiny import ARCHITECTURES, HIDDEN, VOCAB, random_batch, ti
 from xtok.draft.common import DFlashForwardOutput, DSparkForwardOutput
 from xtok.draft.metrics import acceptance_metrics
 from xtok.draft.training import DraftBatch, DraftStepSettings, draft_step
+from xtok.errors import ConfigError
 
 SETTINGS = DraftStepSettings(num_anchors=6, seed=3, token_chunk_size=7, materialize_logits=True)
 
@@ -117,7 +118,8 @@ def test_target_gets_no_gradient(kind: str) -> None:
     model = tiny_dflash() if kind == "dflash" else tiny_dspark()
     target = tiny_target("llama")
     target.model.requires_grad_(True)
-    draft_step(model, target, random_batch(2, 12), SETTINGS).loss().backward()
+    step = draft_step(model, target, random_batch(2, 12), SETTINGS)
+    (step.loss() + step.output.draft_logits.square().mean()).backward()  # nor through the logits made for inspection
     assert all(parameter.grad is None for parameter in target.model.parameters())
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.parameters())
     assert not any("target" in name or "embed" in name or "lm_head" in name for name in model.state_dict())
@@ -172,6 +174,40 @@ def test_chunks_change_nothing() -> None:
                 torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "mistral"])
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_packed_documents_give_the_loss_of_separate_rows(architecture: str, kind: str) -> None:
+    """Every anchor taken, so that both draw the same: sums, counts and gradients by slot."""
+    model = tiny_dflash(architecture) if kind == "dflash" else tiny_dspark(architecture)
+    target, rows = tiny_target(architecture), random_batch(2, 11)
+    ids, lengths = rows.input_ids, [11, 6]
+    packed = DraftBatch(
+        torch.cat([ids[0], ids[1, :6], ids.new_zeros(4)])[None], torch.ones(1, 21), torch.tensor([0]), torch.tensor([[0, *lengths]])
+    )
+    apart = [DraftBatch(ids[i : i + 1, :n], torch.ones(1, n), torch.tensor([i])) for i, n in enumerate(lengths)]
+    settings = DraftStepSettings(num_anchors=30)
+    together = draft_step(model, target, packed, settings)
+    steps = [draft_step(model, target, batch, settings) for batch in apart]
+    assert torch.equal(together.counts, steps[0].counts + steps[1].counts)
+    expected = sum(step.loss(together.counts) for step in steps)
+    torch.testing.assert_close(together.loss(), expected, rtol=1e-5, atol=1e-6)
+    _assert_same_gradients(model, together.loss(), expected)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize(
+    ("loss_mask", "block_size", "supervised"),
+    [([1.0], 4, 0), ([1.0, 1.0], 4, 1), ([0.0, 0.0, 0.0, 1.0], 2, 1), ([0.0, 1.0, 0.0, 1.0], 4, 2), ([1.0] * 3, 20, 3)],
+)
+def test_rows_shorter_than_a_block_and_lonely_tokens(kind: str, loss_mask: list[float], block_size: int, supervised: int) -> None:
+    model = (tiny_dflash if kind == "dflash" else tiny_dspark)(block_size=block_size)
+    batch = dataclasses.replace(random_batch(1, len(loss_mask)), loss_mask=torch.tensor([loss_mask]))
+    step = draft_step(model, tiny_target("llama"), batch, DraftStepSettings(num_anchors=5))
+    assert step.counts.sum() == supervised
+    step.loss().backward()
+    assert all(parameter.grad is not None and torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
 def test_half_precision_target_with_fp32_draft() -> None:
     target = tiny_target("llama", torch.bfloat16)
     model = tiny_dflash()
@@ -181,11 +217,32 @@ def test_half_precision_target_with_fp32_draft() -> None:
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
 
 
+IDS, IDX = torch.full((2, 3), 5), torch.arange(2)
+
+
+def step_of(ids: torch.Tensor, seq_lens: torch.Tensor | None = None, **inputs: Any) -> Any:
+    return draft_step(tiny_dflash(), tiny_target("llama"), DraftBatch(ids, torch.ones(2, 3), IDX, seq_lens), **inputs)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda: DraftBatch(torch.zeros(2, 3), torch.zeros(2, 4), torch.zeros(2)), ValueError, "must both be"),
         (lambda: DraftBatch(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(3)), ValueError, r"idx must be \[2\]"),
+        (lambda: DraftBatch(IDS[:, :0], torch.zeros(2, 0), IDX), ValueError, r"a batch needs a token, got \[2, 0\]"),
+        (lambda: DraftBatch(IDS[:0], torch.zeros(0, 3), IDX[:0]), ValueError, r"a batch needs a token, got \[0, 3\]"),
+        (lambda: DraftBatch(IDS.int(), torch.zeros(2, 3), IDX), TypeError, "input_ids must be int64, got torch.int32"),
+        (lambda: DraftBatch(IDS, torch.zeros(2, 3), IDX.float()), TypeError, "idx must be integers, got torch.float32"),
+        (lambda: DraftBatch(IDS, torch.zeros(2, 3), IDX, IDX), ValueError, r"seq_lens must be \[2, D\], got \(2,\)"),
+        (lambda: DraftBatch(IDS, torch.zeros(2, 3), IDX, IDS[:1]), ValueError, r"seq_lens must be \[2, D\], got \(1, 3\)"),
+        (lambda: DraftBatch(IDS, torch.zeros(2, 3), IDX, IDS.float()), TypeError, "seq_lens must be integers"),
+        (lambda: step_of(IDS, torch.tensor([[2, 2], [1, 1]])), ValueError, "documents of 4 tokens do not fit a row of 3"),
+        (lambda: step_of(IDS, torch.tensor([[4, -1], [1, 1]])), ValueError, "seq_lens must be"),
+        (lambda: step_of(IDS - 100), ValueError, "token ids -95..-95 go beyond the target's 61 embedding rows"),
+        (lambda: step_of(IDS + 56), ValueError, "token ids 61..61 go beyond"),
+        (lambda: step_of(IDS, features=tiny_target("llama").features(IDS, (1,))), ValueError, r"context must be \(2, 3, 48\)"),
+        (lambda: step_of(IDS, features=tiny_target("llama").features(IDS[:1], (0, 2))), ValueError, r"got \(1, 3, 48\)"),
+        (lambda: draft_step(tiny_dflash(hidden_size=16), tiny_target("llama"), random_batch(1, 4)), ConfigError, "hidden_size 16"),
         (lambda: DraftStepSettings(num_anchors=0), ValueError, "at least 1, got 0"),
         (lambda: draft_step(torch.nn.Linear(1, 1), tiny_target("llama"), random_batch(1, 4)), TypeError, "no draft model"),
         (lambda: draft_step(tiny_dflash(), tiny_target("llama"), random_batch(1, 9)).loss(ce_weight=1.0), TypeError, "one term"),

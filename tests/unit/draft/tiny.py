@@ -49,6 +49,18 @@ TARGET_CONFIGS: dict[str, Any] = {
 }
 ARCHITECTURES = sorted(TARGET_CONFIGS)
 
+QWEN3_8B = Qwen3Config(
+    hidden_size=4096,
+    intermediate_size=12288,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=151936,
+    rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+)
+"""A published pair's target: for exact shapes on the meta device."""
+
 
 @functools.cache
 def tiny_target(architecture: str, dtype: torch.dtype = torch.float32) -> FrozenTarget:
