@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import datetime
 import re
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from schemas.plan import PlannedSide, PlannedSource
 
@@ -115,6 +115,15 @@ class PartEntry(_Frozen):
     student: SideCounts
     teachers: tuple[SideCounts, ...]
 
+    @model_validator(mode="after")
+    def _speaks_of_the_same_teachers(self) -> Self:
+        num_teachers = len(self.teachers)
+        if not len(self.teacher_digests) == len(self.teacher_files) == num_teachers:
+            raise ValueError(f"part {self.index} has figures of {num_teachers} teachers, and not as many digests and files")
+        if len(self.rendered_files) not in (0, num_teachers + 1):
+            raise ValueError(f"part {self.index} has {len(self.rendered_files)} rendered files for {num_teachers} teachers")
+        return self
+
 
 class Manifest(_Frozen):
     """The published dataset. student, teachers, sources: as in the plan. totals and teacher_totals: sums over the parts.
@@ -140,6 +149,17 @@ class Manifest(_Frozen):
     coverage: tuple[float | None, ...]
     parts: tuple[PartEntry, ...]
     projections: tuple[FileEntry | None, ...] = ()
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> Self:
+        """Whoever reads a manifest may go by the numbers of its parts and teachers."""
+        num_teachers = len(self.teachers)
+        if [part.index for part in self.parts] != list(range(len(self.parts))):
+            raise ValueError("its parts are not numbered from 0 on without gaps")
+        lengths = {len(self.teacher_totals), len(self.coverage), *(len(part.teachers) for part in self.parts)}
+        if lengths - {num_teachers} or len(self.projections) not in (0, num_teachers):
+            raise ValueError(f"it names {num_teachers} teachers, and has figures or projections of another number")
+        return self
 
     @property
     def num_rejects(self) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,22 @@ def dataset(published: Path, tmp_path: Path) -> Path:
 
 
 def config_of(dataset: Path) -> PreprocessConfig:
-    return config_for(dataset, dataset.parent / "in.jsonl", **PARTS)
+    return config_for(dataset, dataset.parent / "in.jsonl", workers=1, **PARTS)
 
 
 def findings(dataset: Path) -> set[tuple[int | None, str]]:
     return {(finding.part, finding.path) for finding in verify_dataset(open_dataset(str(dataset)))}
+
+
+@pytest.mark.parametrize("field", ["num_rows", "sha256", "row_group_rows"])
+def test_an_edited_record_is_blamed_not_the_manifest(dataset: Path, field: str) -> None:
+    sound = frozen_files(dataset)
+    record = json.loads((dataset / RECORD).read_text())
+    record["student_file"][field] = {"num_rows": 1, "sha256": "0" * 64, "row_group_rows": [1]}[field]
+    (dataset / RECORD).write_text(json.dumps(record))
+    assert findings(dataset) == {(1, RECORD)}
+    rebuild_parts(config_of(dataset), [1], runner=RUNNER)
+    assert frozen_files(dataset) == sound
 
 
 @pytest.mark.parametrize("data", [None, b"", b"{}", b"\xff{", b"[1, 2]"])
@@ -120,7 +132,8 @@ def leave_the_folder(manifest: dict[str, Any]) -> None:
     manifest["parts"][0]["student_file"]["path"] = "../in.jsonl"
 
 
-EDITS = [edit_a_total, edit_a_count, edit_a_digest, edit_the_rejects, edit_the_plan, lose_a_field, leave_the_folder]
+EDITS_OF_A_PART = [edit_a_count, edit_a_digest, edit_the_rejects]
+EDITS = [*EDITS_OF_A_PART, edit_a_total, edit_the_plan, lose_a_field, leave_the_folder]
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
@@ -135,10 +148,42 @@ def test_an_edited_manifest_is_blamed_and_written_anew(dataset: Path, edit: Call
     else:
         assert (None, "manifest.json") in findings(dataset)
         assert not any(path.endswith(".parquet") for _, path in findings(dataset)), "the files hold"
-    times = {path: (dataset / path).stat().st_mtime_ns for path in sound if path != "manifest.json"}
+    # Where the manifest and a record contradict each other, neither is believed, and that part is rebuilt.
+    kept = [path for path in sound if path != "manifest.json" and not ("00001" in path and edit in EDITS_OF_A_PART)]
+    times = {path: (dataset / path).stat().st_mtime_ns for path in kept}
     restore_manifest(config_of(dataset), runner=RUNNER)
     assert frozen_files(dataset) == sound
     assert times == {path: (dataset / path).stat().st_mtime_ns for path in times}, "nothing else was written"
+
+
+def lists_of(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where lists with something in them stand in a JSON document; of their items the first two are entered."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    if isinstance(value, list) and value:
+        yield place
+    for key, item in items:
+        yield from lists_of(item, (*place, key))
+
+
+@pytest.mark.parametrize("path", ["manifest.json", RECORD, "plan.json"])
+def test_a_list_that_lost_or_doubled_an_item_is_found(dataset: Path, path: str) -> None:
+    """Found, or refused when the dataset is opened; never an error of another kind."""
+    text = (dataset / path).read_text()
+    tried = 0
+    for place in lists_of(json.loads(text)):
+        for change in (lambda items: items[:-1], lambda items: [*items, items[-1]]):
+            document = json.loads(text)
+            holder = reduce(lambda value, key: value[key], place[:-1], document)
+            holder[place[-1]] = change(holder[place[-1]])
+            (dataset / path).write_text(json.dumps(document))
+            try:
+                found = findings(dataset)
+            except DamagedPartError:
+                continue
+            finally:
+                tried += 1
+            assert found, f"{place} of {path}"
+    assert tried > 5
 
 
 def test_nothing_is_repaired_from_a_source_that_changed(dataset: Path) -> None:
@@ -173,6 +218,18 @@ def test_a_source_that_changes_during_the_run_is_never_published(dataset: Path, 
     with pytest.raises(StorageError, match=r"in\.jsonl changed while this run read it"):
         preprocess(config_for(output, source, **PARTS), runner=RUNNER, progress=change)
     assert not (output / "manifest.json").exists()
+
+
+def test_a_manifest_is_not_written_from_a_record_that_contradicts_it(dataset: Path) -> None:
+    """Both are damaged: what is right is known from the source alone."""
+    sound = frozen_files(dataset)
+    manifest, record = (json.loads(sound[path]) for path in ("manifest.json", RECORD))
+    manifest["num_rows"] += 1
+    record["student"]["num_tokens"] += 1
+    (dataset / "manifest.json").write_text(json.dumps(manifest))
+    (dataset / RECORD).write_text(json.dumps(record))
+    restore_manifest(config_of(dataset), runner=RUNNER)
+    assert frozen_files(dataset) == sound
 
 
 def test_the_command_mends_manifest_and_part_together(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:

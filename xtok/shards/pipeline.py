@@ -16,7 +16,7 @@ from schemas.config import PreprocessConfig
 from schemas.manifest import Manifest, PartEntry
 from schemas.plan import Plan
 from xtok import storage
-from xtok.errors import ConfigError
+from xtok.errors import ConfigError, DatasetError
 from xtok.shards.freeze import agree, freeze_plan, write_plan
 from xtok.shards.part import run_part
 from xtok.shards.plan import Progress, RunPlan, make_plan, plan_bytes, read_plan
@@ -121,9 +121,7 @@ def rebuild_parts(config: PreprocessConfig, indices: Sequence[int], *, runner: R
             raise ConfigError(f"{config.output} has parts 0 to {num_parts - 1}, not {index}")
     jobs = part_jobs(_published_plan(config, dataset.manifest, runner), config)
     for index in indices:
-        published, record = dataset.manifest.parts[index], read_record(config.output, index)
-        if record is not None and record != published and len(record.teacher_digests) == len(published.teacher_digests):
-            storage.remove(storage.join(config.output, record_path(index)))  # it is damaged: nothing rests on it
+        _drop_other_record(config.output, dataset.manifest.parts[index])
     entries = list(runner.map(run_part, [jobs[index] for index in indices], lambda job: job.label))
     for index, entry in zip(indices, entries, strict=True):
         if entry != dataset.manifest.parts[index]:
@@ -147,7 +145,8 @@ def restore_plan(config: PreprocessConfig, *, runner: Runner | None = None) -> N
 
 
 def restore_manifest(config: PreprocessConfig, *, runner: Runner | None = None) -> Manifest:
-    """Writes the manifest of a published dataset anew, from plan.json and its parts; a part that does not hold is rebuilt.
+    """Writes the manifest of a published dataset anew, from plan.json and its parts. A part that does not hold, or of which manifest
+    and record say different things, is rebuilt.
 
     Raises ConfigError or DatasetMismatchError when sources, tokenizers or libraries are no longer those that plan.json names.
     """
@@ -156,6 +155,12 @@ def restore_manifest(config: PreprocessConfig, *, runner: Runner | None = None) 
         with WorkerPool(config.workers) as pool:
             return restore_manifest(config, runner=pool)
     run = _published_plan(config, None, runner)
+    try:
+        readable = open_dataset(config.output).manifest.parts
+    except DatasetError:
+        readable = ()
+    for entry in readable:
+        _drop_other_record(config.output, entry)
     return publish(run, build_parts(run, config, runner), config, build_projections(run, config, runner))
 
 
@@ -166,6 +171,13 @@ def restore_projections(config: PreprocessConfig, *, runner: Runner | None = Non
         with WorkerPool(1) as pool:
             return restore_projections(config, runner=pool)
     build_projections(_published_plan(config, open_dataset(config.output).manifest, runner), config, runner)
+
+
+def _drop_other_record(output: str, published: PartEntry) -> None:
+    """Removes the record of a part that is not its entry in the manifest: one of them is damaged, so nothing may rest on it."""
+    record = read_record(output, published.index)
+    if record is not None and record != published and len(record.teacher_digests) == len(published.teacher_digests):
+        storage.remove(storage.join(output, record_path(published.index)))
 
 
 def _published_plan(config: PreprocessConfig, manifest: Manifest | None, runner: Runner) -> RunPlan:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ def verify_part(dataset: Dataset, part: PartEntry) -> list[Finding]:
         held = dataset if storage.local_path(dataset.url) is not None else Dataset(dataset.manifest, str(folder))
         findings = [found for file, schema in files for found in _verify_file(dataset, held, part.index, file, schema)]
         findings = findings or list(_verify_rows(held, part))
+        findings = [replace(finding, message=finding.message.replace(held.url, dataset.url)) for finding in findings]
     return findings or list(_verify_record(part, record))
 
 
@@ -102,7 +103,7 @@ def _verify_plan(dataset: Dataset) -> Iterator[Finding]:
     manifest = dataset.manifest
     try:
         expected = build_manifest(plan, manifest.parts, manifest.projections)
-    except ValueError:
+    except (ValueError, IndexError):  # of another number of parts, or of teachers
         expected = None
     if digest != manifest.plan_sha256:
         is_whole = hashlib.sha256(plan_bytes(plan)).hexdigest() == digest
@@ -118,7 +119,21 @@ def _is_of_the_record(dataset: Dataset, part: PartEntry, record: PartEntry) -> b
     if len(record.teacher_digests) != len(part.teacher_digests):
         return False
     changed = [file for file, entry in zip(_files(record), _files(part), strict=False) if file is not None and file != entry]
-    return bool(changed) and all(file_holds(dataset.url, file) for file in changed)
+    return bool(changed) and all(file_holds(dataset.url, file) and _fits(dataset, file) for file in changed)
+
+
+def _fits(dataset: Dataset, file: FileEntry) -> bool:
+    try:
+        return _row_groups(dataset, file) == file.row_group_rows and sum(file.row_group_rows) == file.num_rows
+    except (StorageError, pa.ArrowException, OSError) as error:
+        if storage.is_no_damage(error):
+            raise
+        return False
+
+
+def _row_groups(dataset: Dataset, file: FileEntry) -> tuple[int, ...]:
+    with dataset.open_parquet(file) as parquet:
+        return tuple(parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups))
 
 
 def _files(part: PartEntry) -> tuple[FileEntry | None, ...]:
@@ -175,8 +190,8 @@ def _verify_file(dataset: Dataset, held: Dataset, part: int, file: FileEntry, sc
         yield from damage
         return
     try:
+        groups = _row_groups(held, file)
         with held.open_parquet(file) as parquet:
-            groups = tuple(parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups))
             found = parquet.schema_arrow
     except (StorageError, pa.ArrowException, OSError) as error:
         if storage.is_no_damage(error):
