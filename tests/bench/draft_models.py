@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +12,7 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.bench.memory import peak_allocated
 from xtok.draft.dflash import DFlashConfig, DFlashDraftModel
 from xtok.draft.dspark import DSparkConfig, DSparkDraftModel
 from xtok.draft.target import FrozenTarget
@@ -23,17 +20,18 @@ from xtok.draft.training import DraftBatch, DraftStepSettings, draft_step
 from xtok.losses.dspark import dspark_projected_vocab_parallel_loss
 
 NAME = "draft_models"
-DESCRIPTION = "DSpark loss (T=1024, H=1024, V=32768, fp32) and training forwards of drafts (V=151936): time and peak memory"
+DESCRIPTION = "DSpark loss (T=512, H=1024, V=16384, fp32) and training forwards of drafts (V=151936): time and peak memory"
 
-ROWS, HIDDEN, VOCAB, TILE, RANK = 1024, 1024, 32768, 128, 256
-LARGE_VOCAB, SEQ_LEN, NUM_ANCHORS, BLOCK_SIZE, CHUNK = 151936, 128, 64, 16, 64
+ROWS, HIDDEN, VOCAB, TILE, RANK = 512, 1024, 16384, 128, 256
+MEMORY_TILE = 64  # an eighth of the rows, so that what the tiles save shows beside the gradients
+LARGE_VOCAB, SEQ_LEN, NUM_ANCHORS, FEW_ANCHORS, BLOCK_SIZE, CHUNK, STEP_RANK = 151936, 64, 24, 8, 16, 16, 16
 MEGABYTE = 1e6
 REPEATS = 3
 
 
 def run() -> list[dict[str, Any]]:
     """Figures of this benchmark."""
-    return [*_loss_times(), *_loss_memory(), *_step_figures()]
+    return [*_loss_times(), *_loss_memory(), *_step_figures("DFlash"), *_step_figures("DSpark")]
 
 
 def _problem(share: float = 1.0) -> dict[str, Any]:
@@ -50,8 +48,8 @@ def _problem(share: float = 1.0) -> dict[str, Any]:
     return inputs
 
 
-def _tiled(inputs: dict[str, Any]) -> None:
-    stats = dspark_projected_vocab_parallel_loss(**inputs, token_chunk_size=TILE)
+def _tiled(inputs: dict[str, Any], tile: int = TILE) -> None:
+    stats = dspark_projected_vocab_parallel_loss(**inputs, token_chunk_size=tile)
     stats.combined(normalization_counts=stats.cross_entropy.counts).backward()
 
 
@@ -78,10 +76,10 @@ def _matmuls(inputs: dict[str, Any]) -> None:
         logits.T @ part
 
 
-def _times(calls: dict[str, Callable[[], None]]) -> dict[str, float]:
+def _times(calls: dict[str, Callable[[], object]], repeats: int = REPEATS) -> dict[str, float]:
     """Median seconds of interleaved runs."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for repeat in range(REPEATS + 1):
+    for repeat in range(repeats + 1):
         for name, call in calls.items():
             began = time.perf_counter()
             call()
@@ -104,54 +102,42 @@ def _loss_times() -> list[dict[str, Any]]:
 
 
 def _loss_memory() -> list[dict[str, Any]]:
-    tiled, dense = _peak_of("loss-tiled"), _peak_of("loss-dense")
-    # Gradients of hidden rows, features and bias weight, and a few tiles.
-    limit = (ROWS * (HIDDEN + RANK) + VOCAB * RANK) * 4 * 2 + 6 * TILE * VOCAB * 4
+    calls = (partial(_tiled, _problem(), MEMORY_TILE), partial(_dense, _problem()))
+    tiled, dense = (peak_allocated(call) / MEGABYTE for call in calls)
+    # Gradients of hidden rows, features and bias weight, once made and once handed on, and a few tiles.
+    limit = (ROWS * (HIDDEN + RANK) + VOCAB * RANK) * 4 * 2 + 6 * MEMORY_TILE * VOCAB * 4
     return [
-        _figure("DSpark loss, extra memory, against dense autograd", tiled["peak"], dense["peak"], "<= 0.35", "MB"),
-        _figure("DSpark loss, extra memory, against gradients and six tiles", tiled["peak"], limit / MEGABYTE, "<= 1", "MB"),
+        _figure("DSpark loss, extra memory, against dense autograd", tiled, dense, "<= 0.35", "MB"),
+        _figure("DSpark loss, extra memory, against gradients and six tiles", tiled, limit / MEGABYTE, "<= 1", "MB"),
     ]
 
 
-def _step_figures() -> list[dict[str, Any]]:
-    logits = NUM_ANCHORS * BLOCK_SIZE * LARGE_VOCAB * 4 / MEGABYTE
-    figures = []
-    for kind in ("dflash", "dspark"):
-        whole, part = _peak_of(f"step-{kind}-1"), _peak_of(f"step-{kind}-8")
-        label = "DFlash" if kind == "dflash" else "DSpark"
-        figures += [
-            _figure(f"{label} step, extra memory, against one copy of slots x vocabulary", whole["peak"], logits, "<= 0.6", "MB"),
-            _figure(f"{label} step, 1/8 of the slots supervised, time against all", part["seconds"], whole["seconds"], "<= 0.5", "s"),
-            _figure(f"{label} step, 1/8 of the slots supervised, extra memory against all", part["peak"], whole["peak"], "<= 1.05", "MB"),
-        ]
-    return figures
+def _step_figures(kind: str) -> list[dict[str, Any]]:
+    """A training forward and backward with metrics: what it holds, and what it costs where few slots are supervised."""
+    inputs = _step_inputs(kind)
+    _step(inputs, FEW_ANCHORS)  # warms up
+    every, few = (_peak_and_slots(inputs, num_anchors) for num_anchors in (NUM_ANCHORS, FEW_ANCHORS))
+    seconds = _times({"all": lambda: _step(inputs, NUM_ANCHORS), "part": lambda: _step(inputs, NUM_ANCHORS, sparse=True)}, repeats=1)
+    tiles = 8 * CHUNK * LARGE_VOCAB * 4 / MEGABYTE
+    if kind == "DSpark":  # the Markov head's gradient, once made and once handed on
+        tiles += 2 * LARGE_VOCAB * STEP_RANK * 4 / MEGABYTE
+    slot = LARGE_VOCAB * 4 / MEGABYTE
+    per_slot = (every[0] - few[0]) / (every[1] - few[1])
+    return [
+        # What a slot leaves behind are rows of its width: body activations and gradients, a few kilobytes against 608 of logits.
+        _figure(f"{kind} step, memory of each further supervised slot, against its logits", per_slot, slot, "<= 0.1", "MB"),
+        _figure(f"{kind} step, extra memory, against eight tiles and the heads' gradients", every[0], tiles, "<= 1", "MB"),
+        _figure(f"{kind} step, extra memory, against one copy of slots x vocabulary", every[0], every[1] * slot, "<= 0.5", "MB"),
+        _figure(f"{kind} step, 1/8 of the slots supervised, time against all", seconds["part"], seconds["all"], "<= 0.5", "s"),
+    ]
 
 
 def _figure(metric: str, value: float, baseline: float, limit: str | None, unit: str) -> dict[str, Any]:
     return {"metric": metric, "value": value, "baseline": baseline, "limit": limit, "unit": unit}
 
 
-def _peak_of(case: str) -> dict[str, float]:
-    """Run a case in a process of its own: a peak can only be read once."""
-    done = subprocess.run([sys.executable, "-m", "tests.bench.draft_models", case], check=True, capture_output=True, text=True)
-    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return answer
-
-
-def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MEGABYTE
-
-
-def _measure(prepare: Callable[[], Any], call: Callable[[Any], None], warm: Callable[[Any], None]) -> dict[str, float]:
-    inputs = prepare()
-    warm(inputs)
-    before, began = _peak(), time.perf_counter()
-    call(inputs)
-    return {"peak": _peak() - before, "seconds": time.perf_counter() - began}
-
-
-def _step_case(kind: str, divisor: int) -> dict[str, float]:
-    """A training forward and backward; `divisor` of 8 leaves the first two predicted slots of each block supervised."""
+def _step_inputs(kind: str) -> tuple[FrozenTarget, Any]:
+    """A small target with a large vocabulary, and a draft whose gradients exist, as in any training step but the first."""
     config = LlamaConfig(
         vocab_size=LARGE_VOCAB,
         hidden_size=64,
@@ -162,44 +148,31 @@ def _step_case(kind: str, divisor: int) -> dict[str, float]:
         tie_word_embeddings=True,
     )
     shared: dict[str, Any] = {"mask_token_id": LARGE_VOCAB - 1, "num_draft_layers": 2, "block_size": BLOCK_SIZE}
-
-    def prepare() -> Any:
-        torch.manual_seed(0)
-        target = FrozenTarget(LlamaForCausalLM(config).eval())
-        if kind == "dflash":
-            return target, DFlashDraftModel(DFlashConfig.from_target(config, **shared))
-        return target, DSparkDraftModel(DSparkConfig.from_target(config, markov_rank=16, **shared))
-
-    def step(inputs: Any, num_anchors: int) -> None:
-        target, model = inputs
-        ids = torch.arange(SEQ_LEN)[None] * 7 % (LARGE_VOCAB - 1)
-        loss_mask = torch.ones(1, SEQ_LEN)
-        if divisor > 1:
-            loss_mask = (torch.arange(SEQ_LEN) % (BLOCK_SIZE // divisor + 1) < BLOCK_SIZE // divisor).float()[None]
-        batch = DraftBatch(ids, loss_mask, torch.tensor([0]))
-        draft_step(model, target, batch, DraftStepSettings(num_anchors=num_anchors, token_chunk_size=CHUNK)).loss().backward()
-
-    return _measure(prepare, lambda inputs: step(inputs, NUM_ANCHORS), _warm_weights)
-
-
-def _warm_weights(inputs: Any) -> None:
-    """Allocate the gradients that any training step holds, so that the peak shows what comes on top."""
-    for parameter in inputs[1].parameters():
-        parameter.grad = torch.ones_like(parameter)
-
-
-def _loss_case(call: Callable[[dict[str, Any]], None]) -> dict[str, float]:
-    return _measure(_problem, call, lambda inputs: None)
-
-
-def _main(case: str) -> None:
-    if case.startswith("step-"):
-        _, kind, divisor = case.split("-")
-        result = _step_case(kind, int(divisor))
+    torch.manual_seed(0)
+    target = FrozenTarget(LlamaForCausalLM(config).eval())
+    model: Any
+    if kind == "DFlash":
+        model = DFlashDraftModel(DFlashConfig.from_target(config, **shared))
     else:
-        result = _loss_case(_tiled if case == "loss-tiled" else _dense)
-    print(json.dumps(result))
+        model = DSparkDraftModel(DSparkConfig.from_target(config, markov_rank=STEP_RANK, **shared))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return target, model
 
 
-if __name__ == "__main__":
-    _main(sys.argv[1])
+def _step(inputs: tuple[FrozenTarget, Any], num_anchors: int, *, sparse: bool = False) -> float:
+    """One step; `sparse` leaves the first two predicted slots of each block supervised. Returns the supervised slots."""
+    target, model = inputs
+    ids = torch.arange(SEQ_LEN)[None] * 7 % (LARGE_VOCAB - 1)
+    loss_mask = (torch.arange(SEQ_LEN) % 3 < 2).float()[None] if sparse else torch.ones(1, SEQ_LEN)
+    batch = DraftBatch(ids, loss_mask, torch.tensor([0]))
+    result = draft_step(model, target, batch, DraftStepSettings(num_anchors=num_anchors, token_chunk_size=CHUNK))
+    result.loss().backward()
+    return float(result.counts.sum())
+
+
+def _peak_and_slots(inputs: tuple[FrozenTarget, Any], num_anchors: int) -> tuple[float, float]:
+    """(megabytes above the level before the step, supervised slots)."""
+    slots: list[float] = []
+    peak = peak_allocated(lambda: slots.append(_step(inputs, num_anchors)))
+    return peak / MEGABYTE, slots[0]
