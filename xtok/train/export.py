@@ -77,8 +77,11 @@ def export_models(
 def export_checkpoint(config: TrainConfig, *, checkpoint: str = "latest", folder: str | None = None) -> dict[str, str]:
     """Export from a checkpoint of `config.output`: "latest", "best", or a step's number. Needs neither teachers nor dataset.
 
-    Starts a process group of one unless there is one. Raises TrainingError when there is no such checkpoint.
+    Starts a process group of one unless there is one. Raises TrainingError when there is no such checkpoint, ConfigError for a folder
+    that is no local one.
     """
+    if folder is not None and (not folder or "://" in folder):
+        raise ConfigError(f"cannot export to {folder!r}: give a local or mounted folder (the finished one is moved into place there)")
     joined = dist.is_initialized()
     runtime = start_runtime(ParallelSettings(device="cpu"))
     try:
@@ -107,8 +110,12 @@ def _chosen(checkpoints: Checkpoints, config: TrainConfig, checkpoint: str) -> P
         best = storage.join(config.output, CHECKPOINT_FOLDER, BEST_FILE)
         if not storage.exists(best):
             raise TrainingError(f"{best} is not there: no checkpoint of this run was evaluated; take latest or a step")
-        return checkpoints.of_step(int(json.loads(storage.read_bytes(best))["step"]))
-    if checkpoint.isdigit():
+        try:
+            step = int(json.loads(storage.read_bytes(best))["step"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise TrainingError(f"{best} names no step ({error!r}): take latest or a step") from error
+        return checkpoints.of_step(step)
+    if checkpoint.isdecimal():
         return checkpoints.of_step(int(checkpoint))
     if checkpoint != "latest":
         raise ConfigError(f"checkpoint should be latest, best or a step's number, not {checkpoint!r}")
@@ -119,14 +126,17 @@ def _chosen(checkpoints: Checkpoints, config: TrainConfig, checkpoint: str) -> P
 
 
 def _replace(folder: str, save: Any) -> None:
-    """Save into a folder beside it, then put that in its place."""
+    """Save into a folder beside it, then put that in its place: only ever in the place of an earlier export."""
     final = Path(folder)
+    if final.is_dir() and any(final.iterdir()) and not (final / "config.json").is_file():
+        raise ConfigError(f"{final} holds something that is no exported model: move it away, or export to another folder")
     writing = final.with_name(f".writing-{final.name}")
     shutil.rmtree(writing, ignore_errors=True)
     storage.make_folder(str(writing))
-    save(str(writing))
-    shutil.rmtree(final, ignore_errors=True)
-    writing.rename(final)
+    with storage.reported("export to", folder):
+        save(str(writing))
+        shutil.rmtree(final, ignore_errors=True)
+        writing.rename(final)
 
 
 def _save_student(config: TrainConfig, student: CausalBody, state: dict[str, Tensor], folder: str) -> None:
