@@ -108,7 +108,7 @@ def test_damage_is_named_and_mended(made: Path, tmp_path: Path, capsys: pytest.C
     assert main(["verify", str(copy)]) == 1
     said = capsys.readouterr().out
     assert "WRONG teacher=0/part-00001.parquet" in said
-    assert f"to mend: xtok repair {copy} --part 1" in said
+    assert f"to mend: xtok repair {copy}  (parts 1)" in said
     assert main(["repair", str(copy), "--part", "1"]) == 0
     assert (copy / "teacher=0" / "part-00001.parquet").read_bytes() == whole
     assert main(["verify", str(copy)]) == 0
