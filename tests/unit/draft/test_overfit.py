@@ -18,8 +18,9 @@ from xtok.draft.target import FrozenTarget, TargetFeatures
 from xtok.draft.training import DraftBatch, DraftStepSettings, draft_step
 
 PROMPTS = [[5, 9, 33, 14], [41, 8, 17, 29]]
-NEW = 24
-MOST_STEPS = 1200
+NEW = 12
+MOST_STEPS = 600
+LEARNING_RATE = 1e-2
 
 
 def sharp_target(architecture: str) -> FrozenTarget:
@@ -44,11 +45,11 @@ def train(
     model: Any, target: FrozenTarget, batch: DraftBatch, features: TargetFeatures, num_steps: int, **term_weights: float
 ) -> int:
     """Train until every slot of every anchor is accepted, at most `num_steps`; returns the steps taken."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     for step in range(num_steps):
         for group in optimizer.param_groups:
-            group["lr"] = 4e-3 * (1 - step / num_steps)
-        look = step % 50 == 49
+            group["lr"] = LEARNING_RATE * (1 - step / num_steps)
+        look = step % 25 == 24
         settings = DraftStepSettings(num_anchors=64 if look else 16, epoch=step, with_metrics=look)
         result = draft_step(model, target, batch, settings, features=features)
         if look and bool((result.metrics["greedy_acceptance_by_slot"].value() == 1.0).all()):
