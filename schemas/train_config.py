@@ -5,9 +5,11 @@ Units are in the names (`_tokens`, `_steps`, `_rows`). Relative paths are relati
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 __all__ = [
     "CheckpointSettings",
@@ -22,8 +24,25 @@ __all__ = [
 ]
 
 
+MAX_PORT = 65_535
+MAX_LEARNING_RATE = 1e30  # AdamW's step must still be a float32
+
+
+def _check_finite(value: Any) -> Any:
+    """A free-form object without an infinity or a NaN anywhere: neither JSON nor a digest could hold one."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"holds {value}, which is no finite number")
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
+        _check_finite(inner)
+    return value
+
+
+FreeForm = Annotated[dict[str, Any], AfterValidator(_check_finite)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TrainModel(_Frozen):
@@ -83,16 +102,23 @@ class DraftSettings(_Frozen):
     num_draft_layers: int = Field(default=2, ge=1)
     block_size: int | None = Field(default=None, ge=2)
     num_anchors: int = Field(default=64, ge=1)
-    learning_rate: float = Field(default=6e-4, gt=0)
-    settings: dict[str, Any] = Field(default_factory=dict)
+    learning_rate: float = Field(default=6e-4, gt=0, le=MAX_LEARNING_RATE)
+    settings: FreeForm = Field(default_factory=dict)
     load: str | None = None
+
+    @model_validator(mode="after")
+    def _told_once(self) -> Self:
+        twice = sorted({"mask_token_id", "num_draft_layers", "block_size"} & set(self.settings))
+        if twice:
+            raise ValueError(f"settings hold {twice}: give {' and '.join(f'draft.{name}' for name in twice)} instead")
+        return self
 
 
 class OptimizerSettings(_Frozen):
     """AdamW and its schedule: linear warm-up, then `schedule` down to `min_learning_rate_ratio` of the peak at the last step."""
 
-    learning_rate: float = Field(default=2e-5, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    learning_rate: float = Field(default=2e-5, gt=0, le=MAX_LEARNING_RATE)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     warmup_steps: int = Field(default=0, ge=0)
@@ -143,7 +169,8 @@ class ParallelSettings(_Frozen):
             raise ValueError(f"tensor_parallel {self.tensor_parallel} does not divide the {world_size} ranks")
         if self.num_nodes > 1 and self.rendezvous is None:
             raise ValueError(f"num_nodes {self.num_nodes} needs rendezvous: host:port of the first machine")
-        if self.rendezvous is not None and not self.rendezvous.rpartition(":")[2].isdigit():
+        host, _, port = (self.rendezvous or "node0:29500").rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
             raise ValueError(f"rendezvous {self.rendezvous!r} should read host:port, for example node0:29500")
         return self
 
@@ -158,6 +185,8 @@ class TrainConfig(_Frozen):
     distillation: further fields of `CrossTokenizerDistillationConfig` (its two weights come from `objectives`).
     projections: one Parquet file a teacher, None where the dataset's own is used or none is needed.
     precision: of the student's and draft's computation; master weights are float32.
+    cache_folder, cache_bytes: where files of a remote dataset are kept on this machine (default: the user's cache, shared by all
+    processes), and how many bytes at most; 0 keeps none.
     """
 
     student: TrainModel
@@ -165,7 +194,7 @@ class TrainConfig(_Frozen):
     dataset: str = Field(min_length=1)
     output: str = Field(min_length=1)
     objectives: Objectives = Objectives()
-    distillation: dict[str, Any] = Field(default_factory=dict)
+    distillation: FreeForm = Field(default_factory=dict)
     projections: tuple[str | None, ...] | None = None
     draft: DraftSettings = DraftSettings()
 
@@ -176,6 +205,8 @@ class TrainConfig(_Frozen):
     precision: Literal["float32", "bfloat16"] = "float32"
     activation_checkpointing: bool = False
     shuffle_row_groups: int = Field(default=8, ge=1)
+    cache_folder: str | None = Field(default=None, min_length=1)
+    cache_bytes: int = Field(default=20_000_000_000, ge=0)
 
     optimizer: OptimizerSettings = OptimizerSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
@@ -187,9 +218,13 @@ class TrainConfig(_Frozen):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.objectives.distill and not self.teachers:
-            raise ValueError("objectives.distill needs teachers: one for each teacher of the dataset")
+            raise ValueError(
+                "objectives.distill needs teachers, one for each teacher of the dataset; to train without, make it null"
+            )
         if "://" in self.output:
             raise ValueError(f"output {self.output!r} must be a local or mounted folder: checkpoints are moved into place there")
+        if self.accumulation > self.batch_tokens:
+            raise ValueError(f"accumulation {self.accumulation} is more micro-batches than the {self.batch_tokens} batch_tokens")
         given = {"kd_weight", "ce_weight"} & set(self.distillation)
         if given:
             raise ValueError(f"distillation sets {sorted(given)}: the weights are objectives.distill and objectives.ce")

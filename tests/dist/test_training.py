@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from schemas.train_config import ParallelSettings
 from tests.dist.harness import ranks
 from tests.dist.training_runs import run_in_rank
-from tests.unit.train.support import make_config, make_world, read_metrics
+from tests.unit.train.support import make_config, read_metrics, shared_world
+from xtok.errors import TrainingError
+from xtok.train.runtime import start_runtime, stop_runtime
 
 pytestmark = pytest.mark.slow
 TIMEOUT = 240.0
@@ -21,29 +25,51 @@ TIMEOUT = 240.0
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return make_world(tmp_path_factory.mktemp("world"))
+    return shared_world(tmp_path_factory.mktemp)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone() -> Iterator[None]:
+    """Runs of one process are run in this one."""
+    start_runtime(ParallelSettings(device="cpu"))
+    yield
+    stop_runtime()
+
+
+def config_of(world: dict[str, Any], output: Path, **changes: Any) -> dict[str, Any]:
+    """Every objective, four or five rows a step: enough for four ranks, or three micro-batches, to have some each."""
+    evaluation = {"dataset": world["held_out"], "every_steps": 5, "max_rows": 4}
+    return make_config(world, output, **{"batch_tokens": 330, "evaluation": evaluation, **changes})
 
 
 def train(document: dict[str, Any], *, num_ranks: int = 1, tp: int = 1) -> list[dict[str, Any]]:
     document = {**document, "parallel": {"device": "cpu", "processes": num_ranks, "tensor_parallel": tp}}
-    ranks(num_ranks).values(run_in_rank, document, timeout_seconds=TIMEOUT)
+    if num_ranks == 1:
+        run_in_rank(None, document)
+    else:
+        ranks(num_ranks).values(run_in_rank, document, timeout_seconds=TIMEOUT)
     return read_metrics(Path(document["output"]))
+
+
+def resumed(document: dict[str, Any], checkpoints: Path, **layout: int) -> list[dict[str, Any]]:
+    """The steps after the fifth, from the checkpoint of another run."""
+    shutil.copytree(checkpoints / "step-00000005", Path(document["output"]) / "checkpoints/step-00000005")
+    got = train(document, **layout)
+    assert [line["step"] for line in got] == [6, 7, 8, 9, 10]
+    return got
 
 
 @pytest.fixture(scope="module")
 def one_process(world: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """The undisturbed run that the others are held against: cross-tokenizer teacher, same-tokenizer teacher and draft at once."""
     output = tmp_path_factory.mktemp("one") / "run"
-    document = make_config(world, output, evaluation={"dataset": world["held_out"], "every_steps": 5})
-    return output, train(document)
+    return output, train(config_of(world, output))
 
 
 @pytest.mark.parametrize(("num_ranks", "tp"), [(2, 1), (2, 2), (4, 2)], ids=["dp2", "tp2", "dp2-tp2"])
 def test_loss_curves_agree(world: dict[str, Any], one_process: Any, tmp_path: Path, num_ranks: int, tp: int) -> None:
     output = tmp_path / "run"
-    got = train(
-        make_config(world, output, evaluation={"dataset": world["held_out"], "every_steps": 5}), num_ranks=num_ranks, tp=tp
-    )
+    got = train(config_of(world, output), num_ranks=num_ranks, tp=tp)
     want = one_process[1]
     assert len(got) == len(want) == 10
     for name in ("loss", "kd_loss", "ce_loss", "draft_loss", "kd_loss_0", "kd_loss_1", "grad_norm"):
@@ -56,43 +82,42 @@ def test_loss_curves_agree(world: dict[str, Any], one_process: Any, tmp_path: Pa
     for name, tensor in load_file(one_process[0] / "export/student/model.safetensors").items():
         torch.testing.assert_close(exported[name], tensor, rtol=2e-3, atol=2e-3)
     assert (output / "export/draft/model.safetensors").exists()
+    if num_ranks == 4:  # what two times two ranks saved, one process goes on with
+        for left, right in zip(resumed(config_of(world, tmp_path / "one"), output / "checkpoints"), got[5:], strict=True):
+            assert left["loss"] == pytest.approx(right["loss"], rel=1e-5)
 
 
 def test_accumulation_changes_nothing(world: dict[str, Any], one_process: Any, tmp_path: Path) -> None:
-    got = train(make_config(world, tmp_path / "run", accumulation=3))
+    got = train(config_of(world, tmp_path / "run", accumulation=3, evaluation=None))
     for left, right in zip(got, one_process[1], strict=True):
         assert left["loss"] == pytest.approx(right["loss"], rel=1e-5)
 
 
 def test_a_step_with_fewer_rows_than_ranks(world: dict[str, Any], tmp_path: Path) -> None:
     """One row a step: a rank without rows still takes part in every collective, with teachers in shards, and whichever is selected."""
-    changes: dict[str, Any] = {"batch_tokens": 1, "steps": 3, "checkpoint": {"every_steps": None}}
+    changes: dict[str, Any] = {"batch_tokens": 2, "steps": 3, "evaluation": None, "checkpoint": {"every_steps": None}}
     changes["distillation"] = {"vocab_topk": None, "teacher_combination": "select_teacher"}
-    alone = make_config(world, tmp_path / "one", **changes)
-    want = train(alone)
-    teachers = [{**teacher, "shard": True} for teacher in alone["teachers"]]
-    got = train({**alone, "output": str(tmp_path / "two"), "teachers": teachers, "accumulation": 2}, num_ranks=2)
+    whole = config_of(world, tmp_path / "one", **changes)
+    want = train(whole)
+    teachers = [{**teacher, "shard": True} for teacher in whole["teachers"]]
+    got = train({**whole, "output": str(tmp_path / "two"), "teachers": teachers, "accumulation": 2}, num_ranks=2)
     for name in ("loss", "kd_loss", "draft_loss", "grad_norm"):
         assert [line[name] for line in got] == pytest.approx([line[name] for line in want], rel=1e-4), name
 
 
 def test_bfloat16_with_activation_checkpointing_on_every_layout(world: dict[str, Any], tmp_path: Path) -> None:
-    changes = {"precision": "bfloat16", "activation_checkpointing": True, "steps": 3, "checkpoint": {"every_steps": 2}}
-    want = train(make_config(world, tmp_path / "one", **changes))
-    got = train(make_config(world, tmp_path / "four", **changes, accumulation=2), num_ranks=4, tp=2)
+    changes: dict[str, Any] = {"precision": "bfloat16", "activation_checkpointing": True, "steps": 2, "evaluation": None}
+    want = train(config_of(world, tmp_path / "one", **changes))
+    got = train(config_of(world, tmp_path / "four", **changes, accumulation=2), num_ranks=4, tp=2)
     assert [line["loss"] for line in got] == pytest.approx([line["loss"] for line in want], rel=1e-2)
 
 
 def test_resumed_equals_uninterrupted(world: dict[str, Any], one_process: Any, tmp_path: Path) -> None:
-    base = make_config(world, tmp_path / "same")
-    shutil.copytree(one_process[0] / "checkpoints/step-00000005", tmp_path / "same/checkpoints/step-00000005")
-    got = train(base)
-    assert [line["step"] for line in got] == [6, 7, 8, 9, 10]
-    for left, right in zip(got, one_process[1][5:], strict=True):
+    checkpoints = one_process[0] / "checkpoints"
+    for left, right in zip(resumed(config_of(world, tmp_path / "same"), checkpoints), one_process[1][5:], strict=True):
         assert left["loss"] == right["loss"]  # bit for bit on one layout
-    other = make_config(world, tmp_path / "other")
-    shutil.copytree(one_process[0] / "checkpoints/step-00000005", tmp_path / "other/checkpoints/step-00000005")
-    for left, right in zip(train(other, num_ranks=2), one_process[1][5:], strict=True):
+    other = resumed(config_of(world, tmp_path / "other"), checkpoints, num_ranks=2)
+    for left, right in zip(other, one_process[1][5:], strict=True):
         assert left["loss"] == pytest.approx(right["loss"], rel=1e-5)
 
 
@@ -109,8 +134,8 @@ def test_checkpoints_hold_no_pickle_and_are_pruned(one_process: Any) -> None:
 def test_a_loss_that_is_not_finite_stops_and_names_the_rows(world: dict[str, Any], one_process: Any, tmp_path: Path) -> None:
     output = tmp_path / "run"
     optimizer = {"learning_rate": 1e30, "schedule": "constant", "clip_norm": None}
-    document = make_config(world, output, objectives={"distill": None, "ce": 1.0, "draft": None}, optimizer=optimizer)
-    document["checkpoint"] = {"every_steps": 1}
+    objectives = {"distill": None, "ce": 1.0, "draft": None}
+    document = make_config(world, output, objectives=objectives, optimizer=optimizer, checkpoint={"every_steps": 1})
     document["parallel"] = {"device": "cpu", "processes": 2}
     errors = ranks(2).errors(run_in_rank, document, timeout_seconds=TIMEOUT)
     assert all("loss" in message and "(idx)" in message and kind == "TrainingError" for kind, message in errors), errors
@@ -120,7 +145,5 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_rows(world: dict[str, Any
 def test_another_configuration_does_not_continue_a_run(world: dict[str, Any], one_process: Any, tmp_path: Path) -> None:
     output = tmp_path / "run"
     shutil.copytree(one_process[0] / "checkpoints", output / "checkpoints")
-    document = make_config(world, output, batch_tokens=700)
-    kind, message = ranks(1).errors(run_in_rank, document, timeout_seconds=TIMEOUT)[0]
-    assert kind == "TrainingError"
-    assert "another training configuration" in message
+    with pytest.raises(TrainingError, match="another training configuration"):
+        train(config_of(world, output, batch_tokens=700))

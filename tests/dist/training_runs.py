@@ -14,7 +14,7 @@ from xtok.train.runtime import start_runtime
 __all__ = ["run_in_rank"]
 
 
-def run_in_rank(context: RankContext, document: dict[str, Any]) -> dict[str, Any]:
+def run_in_rank(_: RankContext | None, document: dict[str, Any]) -> dict[str, Any]:
     """One rank of a whole run."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     config = TrainConfig.model_validate(document)

@@ -14,7 +14,7 @@ import yaml
 
 from tests.flows.conftest import ServedPrefect, clean_environment, wait_for
 from tests.flows.test_preprocess_flow import living, run_id_of
-from tests.unit.train.support import make_config, make_world, read_metrics
+from tests.unit.train.support import make_config, read_metrics, shared_world
 
 pytestmark = pytest.mark.flow
 
@@ -23,16 +23,16 @@ QUICK: dict[str, Any] = {"objectives": {"distill": None, "ce": 1.0, "draft": 0.5
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return make_world(tmp_path_factory.mktemp("world"))
+    return shared_world(tmp_path_factory.mktemp)
 
 
-def start_alone(folder: Path, document: dict[str, Any], **variables: str) -> subprocess.Popen[str]:
+def start_alone(folder: Path, document: dict[str, Any], name: str = "train.yaml", **variables: str) -> subprocess.Popen[str]:
     """`python -m flows.train` in `folder`, with no Prefect setting and a home that has never seen Prefect."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
-    (folder / "train.yaml").write_text(yaml.safe_dump(document))
+    (folder / name).write_text(yaml.safe_dump(document))
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.train", "--config", "train.yaml"],
+        [sys.executable, "-m", "flows.train", "--config", name],
         cwd=folder,
         env=clean_environment() | {"HOME": str(home), **variables},
         stdout=subprocess.PIPE,
@@ -57,14 +57,13 @@ def test_alone_with_nothing_set_up(world: dict[str, Any], tmp_path: Path, kept_d
     assert (tmp_path / "run/training.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in tmp_path.iterdir()} == {"home", "train.yaml", "run"}
 
-    stdout, stderr = start_alone(tmp_path, document, **kept_database).communicate(timeout=180)
-    assert stderr == ""
+    again = start_alone(tmp_path, document, **kept_database)  # side by side with a mistake
+    wrong = start_alone(tmp_path, {**document, "dataset": "run", "output": "other"}, name="wrong.yaml", **kept_database)
+    stdout, stderr = again.communicate(timeout=180)
+    assert (again.returncode, stderr) == (0, "")
     assert stdout.startswith("nothing to do: no new manifest was published in ")
-
-    wrong = {**document, "dataset": "run", "output": "other"}
-    process = start_alone(tmp_path, wrong, **kept_database)
-    stdout, stderr = process.communicate(timeout=180)
-    assert (process.returncode, stdout) == (1, "")
+    stdout, stderr = wrong.communicate(timeout=180)
+    assert (wrong.returncode, stdout) == (1, "")
     assert re.match(r"UnpublishedDatasetError: .*/run has no manifest.json", stderr)
 
 
@@ -72,11 +71,10 @@ def test_alone_with_nothing_set_up(world: dict[str, Any], tmp_path: Path, kept_d
 def test_killed_and_started_again(world: dict[str, Any], tmp_path: Path, kept_database: dict[str, str]) -> None:
     """After `kill -9` of the flow no rank and no server lives on, and the next launch goes on from the last checkpoint."""
     document = make_config(world, Path("run"), **{**QUICK, "steps": 300}, checkpoint={"every_steps": 1})
-    document["parallel"] = {"device": "cpu", "processes": 2}
     process = start_alone(tmp_path, document, **kept_database)
     wait_for(lambda: any((tmp_path / "run/checkpoints").glob("step-*")), seconds=120, what="a first checkpoint")
     commands = [" ".join(member.cmdline()) for member in living(tmp_path)]
-    assert sum("-m xtok.train " in command for command in commands) == 2, commands
+    assert sum("-m xtok.train " in command for command in commands) == 1, commands
     process.kill()
     process.communicate()
     wait_for(lambda: not living(tmp_path), seconds=10, what="the end of all that the killed run started")
@@ -110,7 +108,8 @@ def test_the_scheduled_deployment(served: ServedPrefect, world: dict[str, Any], 
     assert f"{tmp_path}/run/training.png" in report
     assert f"- student: `{tmp_path}/run/export/student`" in report
 
-    again = served.finished_run(run_id_of(served.command("deployment", "run", "train", "--param", f"config={document}")))
+    parameters = {"parameters": {"config": json.loads(document)}}
+    again = served.finished_run(served.post(f"/deployments/{deployment['id']}/create_flow_run", parameters)["id"])
     assert again["state_type"] == "COMPLETED", again["state"]["message"]
 
     def says_so() -> bool:  # messages are sent in batches, the last ones after the end

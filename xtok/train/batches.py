@@ -100,6 +100,8 @@ class StepBatches:
         one_epoch: bool = False,
         max_rows: int | None = None,
         state: dict[str, Any] | None = None,
+        cache_folder: str | None = None,
+        cache_bytes: int = 20_000_000_000,
     ) -> None:
         self.loader = AlignedShardLoader(
             url,
@@ -109,6 +111,8 @@ class StepBatches:
             shuffle=shuffle,
             shuffle_row_groups=shuffle_row_groups,
             drop_last=False,
+            cache_folder=cache_folder,
+            cache_bytes=cache_bytes,
         )
         if self.loader.num_rows == 0:
             raise ConfigError(

@@ -24,6 +24,7 @@ from xtok.losses.cross_tokenizer import CrossTokenizerDistillationConfig, CrossT
 from xtok.projection import Projection, build_projection, read_projection
 from xtok.shards.read import open_dataset
 from xtok.tokenizers import TokenizerAdapter, load_tokenizer
+from xtok.train.config_file import absolute_train_config
 from xtok.train.models import CausalBody, Teacher, check_head_size, load_model
 from xtok.train.objective import Objective
 from xtok.train.parallel import checkpoint_activations, shard_module
@@ -32,8 +33,12 @@ from xtok.train.runtime import Runtime
 __all__ = ["Training", "build_models", "build_training", "check_dataset", "config_digest"]
 
 DraftModel = DFlashDraftModel | DSparkDraftModel
-# What may differ between a run and its continuation.
-NOT_IN_DIGEST = ("output", "parallel", "checkpoint", "evaluation", "log_every_steps", "export_student", "accumulation")
+# What may differ between a run and its continuation: where things lie and how they are divided, never what is computed.
+NOT_IN_DIGEST = (
+    *("dataset", "output", "cache_folder", "cache_bytes", "log_every_steps", "export_student", "evaluation", "checkpoint"),
+    *("parallel", "accumulation", "activation_checkpointing"),
+)
+NOT_IN_DIGEST_OF_TEACHER = ("offload", "shard")
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,16 @@ class Training:
 
 
 def config_digest(config: TrainConfig) -> str:
-    """sha256 of what must be the same when a run goes on: the dataset's manifest, and the configuration without layout, output,
-    logging, evaluation and checkpoints."""
-    document = config.model_dump(mode="json", exclude=set(NOT_IN_DIGEST))
+    """sha256 of what must be the same when a run goes on: the dataset's manifest, and the configuration without layout, memory
+    settings, output, logging, evaluation and checkpoints. Relative paths count as what they mean here."""
+    document = absolute_train_config(config).model_dump(
+        mode="json",
+        exclude=set(NOT_IN_DIGEST),
+        exclude_defaults=True,  # so that a field of a later version changes nothing
+    )
+    for teacher in document.get("teachers", ()):
+        for name in NOT_IN_DIGEST_OF_TEACHER:
+            teacher.pop(name, None)
     document["manifest_sha256"] = storage.sha256(storage.join(config.dataset, "manifest.json"))
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
@@ -73,7 +85,19 @@ def check_dataset(config: TrainConfig) -> tuple[Manifest, TokenizerAdapter, list
         _same("student", student, checked.student, dataset)
         for index, (teacher, side) in enumerate(zip(teachers, checked.teachers, strict=False)):
             _same(f"teacher {index}", teacher, side, dataset)
+            if side.same_as_student != manifest.teachers[index].same_as_student:
+                raise FingerprintMismatchError(
+                    f"teacher {index} {'is' if side.same_as_student else 'is not'} shown the student's own tokens in {dataset}, other "
+                    f"than in {config.dataset}: preprocess both with the same template settings"
+                )
     return manifest, student, teachers
+
+
+def _context_lengths(config: TrainConfig, manifest: Manifest) -> tuple[int, list[int]]:
+    """The longest rows that the student and each teacher will be shown, held-out ones included."""
+    manifests = [manifest] if config.evaluation is None else [manifest, open_dataset(config.evaluation.dataset).manifest]
+    teachers = zip(*(each.teachers for each in manifests), strict=False)
+    return max(each.student.context_length for each in manifests), [max(s.context_length for s in sides) for sides in teachers]
 
 
 def _published(config: TrainConfig, url: str) -> Manifest:
@@ -117,10 +141,11 @@ def build_training(config: TrainConfig, runtime: Runtime) -> Training:
     """Load, check and shard all that a run needs. Weights made fresh are the same on every rank (seeded by `config.seed`)."""
     manifest, student_tokenizer, teacher_tokenizers = check_dataset(config)
     loss_fn = _loss(config, manifest, student_tokenizer, teacher_tokenizers)
-    student, draft = build_models(config, runtime, student_tokenizer, context_length=manifest.student.context_length)
+    context_length, teacher_context_lengths = _context_lengths(config, manifest)
+    student, draft = build_models(config, runtime, student_tokenizer, context_length=context_length)
     teachers = [
-        Teacher(settings, runtime, context_length=side.context_length, vocab_size=tokenizer.vocab_size)
-        for settings, side, tokenizer in zip(config.teachers, manifest.teachers, teacher_tokenizers, strict=False)
+        Teacher(settings, runtime, context_length=length, vocab_size=tokenizer.vocab_size)
+        for settings, length, tokenizer in zip(config.teachers, teacher_context_lengths, teacher_tokenizers, strict=False)
         if loss_fn is not None
     ]
     objective = Objective(
@@ -178,6 +203,11 @@ def _loss(
         settings = CrossTokenizerDistillationConfig(
             **config.distillation, kd_weight=config.objectives.distill, ce_weight=config.objectives.ce or 0.0
         )
+        if settings.teacher_weights is not None and not any(settings.teacher_weights):
+            raise ValueError(
+                f"teacher_weights {settings.teacher_weights} leave nothing to learn from; to train without, make "
+                "objectives.distill null"
+            )
         projections = [
             None if side.same_as_student else _projection(config, manifest, index, student, teachers[index])
             for index, side in enumerate(manifest.teachers)
@@ -217,6 +247,6 @@ def _draft(config: TrainConfig, model: Any) -> DraftModel:
             block_size=settings.block_size,
             **settings.settings,
         )
-    except (ValidationError, ValueError, OSError) as error:
-        raise ConfigError(f"draft: {error}") from error
+    except Exception as error:  # a damaged folder raises whatever the libraries below happen to meet
+        raise ConfigError(f"draft: {error if isinstance(error, ValueError | OSError) else repr(error)}") from error
     return DFlashDraftModel(draft_config) if isinstance(draft_config, DFlashConfig) else DSparkDraftModel(draft_config)

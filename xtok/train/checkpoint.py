@@ -11,7 +11,9 @@ are safetensors, the rest is JSON. The learning rate and every random draw are f
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -37,6 +39,7 @@ __all__ = ["BEST_FILE", "CHECKPOINT_FOLDER", "Checkpoints", "Progress"]
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STATE_FILE = "state.json"
 PREFIX = "step-"
+FOLDER_NAME = re.compile(rf"{PREFIX}(\d{{8,}})")
 WRITING = ".writing-"
 BEST_FILE = "best.json"
 CHECKPOINT_FOLDER = "checkpoints"
@@ -144,11 +147,10 @@ class Checkpoints:
         Raises TrainingError for a checkpoint of another model layout or configuration, or one that cannot be read.
         """
         try:
-            raw = json.loads(storage.read_bytes(str(folder / STATE_FILE)))
-            progress = Progress(**raw)
+            progress = _checked(Progress(**json.loads(storage.read_bytes(str(folder / STATE_FILE)))), _step_of(folder))
         except (ValueError, TypeError) as error:
             raise TrainingError(
-                f"{folder / STATE_FILE} is no training state ({error}): delete that folder and run again"
+                f"{folder / STATE_FILE} is no training state ({error}): delete that folder to go on from the checkpoint before it"
             ) from error
         if config_digest is not None and progress.config_digest != config_digest:
             raise TrainingError(
@@ -213,7 +215,8 @@ class Checkpoints:
 
     def _whole(self) -> list[Path]:
         """By step, ascending."""
-        return sorted((path for path in self._folder.glob(f"{PREFIX}[0-9]*") if (path / STATE_FILE).exists()), key=_step_of)
+        named = (path for path in self._folder.glob(f"{PREFIX}*") if FOLDER_NAME.fullmatch(path.name))
+        return sorted((path for path in named if (path / STATE_FILE).exists()), key=_step_of)
 
     def _agreed(self, number: int) -> int:
         """The main rank's number, on every rank."""
@@ -224,6 +227,22 @@ class Checkpoints:
 
 def _step_of(folder: Path) -> int:
     return int(folder.name.removeprefix(PREFIX))
+
+
+def _checked(progress: Progress, step: int) -> Progress:
+    """The state, if it is one of `step`. Raises ValueError with the field that is wrong."""
+    best = (progress.best_step, progress.best_loss)
+    wrong = {
+        "step": progress.step != step,
+        "num_tokens": not isinstance(progress.num_tokens, int) or progress.num_tokens < 0,
+        "loader": not isinstance(progress.loader, dict),
+        "best_step": not (best == (None, None) or (isinstance(best[0], int) and 0 < best[0] <= step)),
+        "best_loss": not (best == (None, None) or (isinstance(best[1], int | float) and math.isfinite(best[1]))),
+    }
+    for name, is_wrong in wrong.items():
+        if is_wrong:
+            raise ValueError(f"{name} is {getattr(progress, name)!r} in the state of step {step}")
+    return progress
 
 
 @contextmanager

@@ -21,6 +21,7 @@ CONFIG_FILE = "train.json"
 FAILURE_FILE = "failure.txt"
 POLL_SECONDS = 0.5
 STOP_SECONDS = 15.0
+INTERRUPTED = 130
 
 
 class TrainingProcess:
@@ -68,8 +69,13 @@ class TrainingProcess:
             time.sleep(POLL_SECONDS)
 
     def result(self) -> dict[str, Any]:
-        """What `run_training` returned in the main rank. Waits; raises what it raised, as far as it has a type of ours."""
+        """What `run_training` returned in the main rank. Waits; raises what it raised, as far as it has a type of ours.
+
+        KeyboardInterrupt when the child was interrupted: Ctrl-C reaches it as well, sometimes sooner than this process.
+        """
         stdout, _ = self._process.communicate()
+        if self._process.returncode == INTERRUPTED:
+            raise KeyboardInterrupt
         if self._process.returncode != 0:
             told = storage.read_bytes(self._failure).decode() if storage.exists(self._failure) else ""
             log = storage.join(self._config.output, CHILD_LOG)

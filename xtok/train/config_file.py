@@ -57,8 +57,8 @@ def load_bundled_train_config() -> TrainConfig:
 def absolute_train_config(config: TrainConfig) -> TrainConfig:
     """The same with local paths in full, for a process that starts in another directory. Hub ids stay: nothing of theirs is here."""
     document = config.model_dump(mode="json")
-    for name in ("dataset", "output"):
-        document[name] = storage.absolute(document[name])
+    for name in ("dataset", "output", "cache_folder"):
+        document[name] = None if document[name] is None else storage.absolute(document[name])
     for side in (document["student"], *document["teachers"]):
         for name in ("model", "tokenizer"):
             side[name] = _found(side[name])

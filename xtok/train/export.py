@@ -81,7 +81,9 @@ def export_checkpoint(config: TrainConfig, *, checkpoint: str = "latest", folder
     that is no local one.
     """
     if folder is not None and (not folder or "://" in folder):
-        raise ConfigError(f"cannot export to {folder!r}: give a local or mounted folder (the finished one is moved into place there)")
+        raise ConfigError(
+            f"cannot export to {folder!r}: give a local or mounted folder (the finished one is moved into place there)"
+        )
     joined = dist.is_initialized()
     runtime = start_runtime(ParallelSettings(device="cpu"))
     try:

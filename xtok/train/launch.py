@@ -70,7 +70,8 @@ def _torchrun(arguments: list[str], failure_file: str | None) -> int:
         rank, failure = error.get_first_failure()
         return _tell(describe_failure(rank, failure.message, failure.exitcode), failure_file)
     except (KeyboardInterrupt, SignalException):
-        print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
+        if failure_file is None:  # else whoever started this says so
+            print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
         return 130
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from xtok.train.checkpoint import CHECKPOINT_FOLDER, Checkpoints, Progress
 from xtok.train.export import EXPORT_FOLDER, export_models
 from xtok.train.metrics_log import MetricsLog
 from xtok.train.optimizer import build_optimizer
+from xtok.train.output_lock import only_writer
 from xtok.train.parallel import trainable_parameters
 from xtok.train.runtime import Runtime
 from xtok.train.step import evaluate, train_step
@@ -27,12 +29,16 @@ def run_training(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
     """Train to `config.steps`, from the newest checkpoint of `config.output` where there is one. A run that is done exports again.
 
     Returns {"step", "resumed_from", "exported", "evaluation"} (the last evaluation of this call, or None). Raises the typed errors of
-    its parts.
+    its parts, and TrainingError when another run is writing there.
     """
+    with only_writer(config.output) if runtime.is_main else nullcontext():
+        return _run(config, runtime)
+
+
+def _run(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
     training = build_training(config, runtime)
     parameters = trainable_parameters(training.student, training.draft)
     optimizer = build_optimizer(parameters, config.optimizer, draft_learning_rate=config.draft.learning_rate)
-    storage.make_folder(config.output)
     checkpoints = Checkpoints(
         storage.join(config.output, CHECKPOINT_FOLDER),
         config.checkpoint,
@@ -78,13 +84,11 @@ def _steps(
     evaluate_every = None if config.evaluation is None else config.evaluation.every_steps
     saving_seconds = 0.0
     if progress.step < config.steps:
-        batches = StepBatches(
+        batches = _batches(
+            config,
+            runtime,
+            training,
             config.dataset,
-            batch_tokens=config.batch_tokens,
-            accumulation=config.accumulation,
-            dp_rank=runtime.dp_rank,
-            dp_size=runtime.dp_size,
-            teachers=_teachers(training),
             seed=config.seed,
             shuffle_row_groups=config.shuffle_row_groups,
             state=progress.loader,
@@ -117,9 +121,19 @@ def _is_due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def _teachers(training: Training) -> list[int]:
-    """Teacher indices whose columns the loss reads."""
-    return list(range(len(training.objective.teachers)))
+def _batches(config: TrainConfig, runtime: Runtime, training: Training, dataset: str, **order: Any) -> StepBatches:
+    """This rank's part of the global batches of `dataset`, with the columns of those teachers that the loss reads."""
+    return StepBatches(
+        dataset,
+        batch_tokens=config.batch_tokens,
+        accumulation=config.accumulation,
+        dp_rank=runtime.dp_rank,
+        dp_size=runtime.dp_size,
+        teachers=range(len(training.objective.teachers)),
+        cache_folder=config.cache_folder,
+        cache_bytes=config.cache_bytes,
+        **order,
+    )
 
 
 def _evaluate(
@@ -129,19 +143,9 @@ def _evaluate(
     settings = config.evaluation
     if settings is None:
         return None
-    batches = StepBatches(
-        settings.dataset,
-        batch_tokens=config.batch_tokens,
-        accumulation=config.accumulation,
-        dp_rank=runtime.dp_rank,
-        dp_size=runtime.dp_size,
-        teachers=_teachers(training),
-        seed=0,
-        shuffle=False,
-        one_epoch=True,
-        max_rows=settings.max_rows,
-    )
-    values = evaluate(training, config, runtime, batches)
+    order: dict[str, Any] = {"seed": 0, "shuffle": False, "one_epoch": True, "max_rows": settings.max_rows}
+    batches = _batches(config, runtime, training, settings.dataset, **order)
+    values = evaluate(training, config, runtime, batches, progress.step)
     if progress.step and (progress.best_loss is None or values["loss"] < progress.best_loss):
         progress.best_loss, progress.best_step = values["loss"], progress.step
     log.write(progress.step, values, kind="evaluation")

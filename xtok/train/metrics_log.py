@@ -72,8 +72,9 @@ class MetricsLog:
         if not self._is_main:
             return
         record = {"step": step, "kind": kind, "time": time.time(), **values}
-        self._stream.write(json.dumps(record).encode() + b"\n")
-        self._stream.flush()
+        with storage.reported("append to", str(self._path)):
+            self._stream.write(json.dumps(record).encode() + b"\n")
+            self._stream.flush()
         if self._board is not None:
             for name, value in values.items():
                 if isinstance(value, int | float):
@@ -103,7 +104,8 @@ def _kept_lines(path: Path, first_step: int) -> list[bytes]:
             record = json.loads(line)
         except ValueError:
             continue
-        if isinstance(record, dict) and record.get("step", math.inf) <= first_step and line.endswith(b"\n"):
+        step = record.get("step") if isinstance(record, dict) else None
+        if isinstance(step, int) and step <= first_step and line.endswith(b"\n"):
             kept.append(line)
     return kept
 
@@ -113,4 +115,6 @@ def _tensorboard(folder: str, first_step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None  # the extra `train` brings it
-    return SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=first_step + 1)
+    board = str(Path(folder) / "tensorboard")
+    with storage.reported("write", board):
+        return SummaryWriter(board, purge_step=first_step + 1)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from schemas.train_config import TeacherModel, TrainModel
 from xtok.draft.capture import HiddenStateCapture
 from xtok.draft.target import FrozenTarget
-from xtok.errors import ConfigError
+from xtok.errors import ConfigError, XtokError
 from xtok.losses.cross_tokenizer import HiddenLogits
 from xtok.losses.cross_tokenizer.collectives import SumHiddenGradient
 from xtok.train.parallel import register_output, reshard, shard_module
@@ -38,7 +38,10 @@ register_output(BodyOutput)
 
 
 def load_model(settings: TrainModel, *, dtype: torch.dtype, context_length: int) -> Any:
-    """A causal language model on the CPU. ConfigError when it cannot be loaded, or has fewer positions than `context_length`."""
+    """A causal language model on the CPU.
+
+    ConfigError when it cannot be loaded, lacks weights or has some that are not finite, or has fewer positions than `context_length`.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     options: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
@@ -49,13 +52,30 @@ def load_model(settings: TrainModel, *, dtype: torch.dtype, context_length: int)
             config = AutoConfig.from_pretrained(settings.model, **options)
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
         else:
-            model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype, **options)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"cannot load the model {settings.model}: {error}") from error
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                settings.model, dtype=dtype, output_loading_info=True, **options
+            )
+            _check_weights(settings.model, model, loading)
+    except XtokError:
+        raise
+    except Exception as error:  # damaged files and impossible sizes raise whatever the library below happens to meet
+        raise ConfigError(f"cannot load the model {settings.model}: {type(error).__name__}: {error}") from error
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and limit < context_length:
         raise ConfigError(f"{settings.model} has {limit} positions, but the dataset's rows have up to {context_length} tokens")
     return model
+
+
+def _check_weights(name: str, model: Any, loading: dict[str, Any]) -> None:
+    """The library below fills what the files lack with fresh random weights: here that is an incomplete download."""
+    if missing := sorted(loading["missing_keys"]):
+        raise ConfigError(
+            f"{name} lacks {len(missing)} of its weights ({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}): fetch it "
+            "again, or set random_weights to start from fresh ones"
+        )
+    for key, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise ConfigError(f"{name} has weights that are no finite numbers, first in {key}: take another checkpoint of it")
 
 
 class CausalBody(nn.Module):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from schemas.train_config import TrainConfig
@@ -18,6 +18,7 @@ from xtok.train.build import config_digest
 from xtok.train.checkpoint import CHECKPOINT_FOLDER
 from xtok.train.export import EXPORT_FOLDER
 from xtok.train.metrics_log import METRICS_FILE
+from xtok.train.output_lock import only_writer
 
 __all__ = ["PLOT_FILE", "REPORT_FILE", "RunRecord", "begin_run", "finish_run", "nothing_to_do"]
 
@@ -49,7 +50,15 @@ def nothing_to_do(config: TrainConfig) -> str | None:
 
 
 def begin_run(config: TrainConfig) -> None:
-    """Remember what is being trained. What a run on another manifest left is moved to earlier/ first."""
+    """Remember what is being trained. What a run on another manifest left is moved to earlier/ first.
+
+    Raises TrainingError while another run is writing there: what it leaves must not be moved away under it.
+    """
+    with only_writer(config.output):
+        _begin(config)
+
+
+def _begin(config: TrainConfig) -> None:
     record = _read(config.output)
     manifest, digest = _digests(config)
     if record is not None and record.manifest_sha256 != manifest:
@@ -58,8 +67,9 @@ def begin_run(config: TrainConfig) -> None:
 
 
 def finish_run(config: TrainConfig) -> None:
-    """Remember that the run came to its end."""
-    _write(config.output, RunRecord(*_digests(config), finished=True))
+    """Remember that the run came to its end: on the manifest that it began with, whatever was published meanwhile."""
+    begun = _read(config.output) or RunRecord(*_digests(config))
+    _write(config.output, replace(begun, finished=True))
 
 
 def _digests(config: TrainConfig) -> tuple[str, str]:

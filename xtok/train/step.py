@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -25,6 +26,7 @@ from xtok.train.runtime import Runtime
 __all__ = ["evaluate", "train_step"]
 
 SHOWN_ROWS = 8
+LOSS_NAME = re.compile(r"kd_loss|ce_loss|draft_(ce|l1|confidence_bce|loss)$")
 MAX_LOG_PERPLEXITY = 700.0  # beyond it a float overflows
 
 
@@ -73,9 +75,14 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate(training: Training, config: TrainConfig, runtime: Runtime, batches: Iterable[StepBatch]) -> dict[str, Any]:
+def evaluate(
+    training: Training, config: TrainConfig, runtime: Runtime, batches: Iterable[StepBatch], step: int
+) -> dict[str, Any]:
     """Metrics over a held-out dataset, as ratios of sums over all its rows: those of training, the "perplexity" exp(ce_loss), and
-    "loss", the sum of kd_loss, ce_loss and draft_loss by the weights of the objectives."""
+    "loss", the sum of kd_loss, ce_loss and draft_loss by the weights of the objectives.
+
+    Raises TrainingError, on every rank, when a loss is not finite: the last step has ruined the models.
+    """
     modes = [module.training for module in training.modules]
     for module in training.modules:
         module.eval()
@@ -89,7 +96,9 @@ def evaluate(training: Training, config: TrainConfig, runtime: Runtime, batches:
     reshard(training.modules)
     for module, mode in zip(training.modules, modes, strict=True):
         module.train(mode)
-    values = _named(_reduced(metrics, training, runtime), training)
+    summed = _reduced(metrics, training, runtime)
+    _check_finite_evaluation(summed, config, step)
+    values = _named(summed, training)
     objectives = config.objectives
     parts = [
         (objectives.distill, values.get("kd_loss")),
@@ -154,6 +163,18 @@ def _gradient_norm(training: Training, config: TrainConfig) -> float:
     limit = config.optimizer.clip_norm
     norm: Any = torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def _check_finite_evaluation(summed: dict[str, MetricSum], config: TrainConfig, step: int) -> None:
+    """A part that nothing counted for is 0 / 0 and left out; a sum that is not finite is another matter."""
+    losses = {name: pair.numerator for name, pair in summed.items() if LOSS_NAME.match(name)}
+    ruined = sorted(name for name, total in losses.items() if not bool(torch.isfinite(total).all()))
+    if ruined:
+        assert config.evaluation is not None
+        raise TrainingError(
+            f"step {step}: {', '.join(ruined)} on the held-out rows of {config.evaluation.dataset} is no finite number: the last steps "
+            "have ruined the models, and are not saved. The last checkpoint is kept: lower the learning rate"
+        )
 
 
 def _check_finite(loss: float, norm: float, batch: StepBatch, step: int) -> None:

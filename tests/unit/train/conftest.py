@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from schemas.train_config import ParallelSettings, TrainConfig
-from tests.unit.train.support import make_world
+from tests.unit.train.support import shared_world
 from xtok.train.runtime import Runtime, start_runtime, stop_runtime
 
 
 @pytest.fixture(scope="package")
 def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return make_world(tmp_path_factory.mktemp("world"))
+    return shared_world(tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="package")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,16 @@ def make_world(folder: Path, *, num_rows: int = 64) -> dict[str, Any]:
         make_model(folder / "teacher1", "chatml_bpe", seed=3, tied=False),
     ]
     return world
+
+
+_shared: dict[str, Any] = {}
+
+
+def shared_world(make_folder: Callable[[str], Path]) -> dict[str, Any]:
+    """The one world of this test session, made on first use in `make_folder("world")`. Nobody writes into it."""
+    if not _shared:
+        _shared.update(make_world(make_folder("world")))
+    return _shared
 
 
 def read_metrics(output: Path, kind: str = "train") -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def make(folder: Path, runtime: Runtime, **settings: Any) -> tuple[Checkpoints, 
 
 def save(checkpoints: Checkpoints, weight: nn.Parameter, step: int, **state: Any) -> None:
     weight.data.fill_(float(step))
-    checkpoints.save(Progress(step=step, config_digest="d", **state))
+    checkpoints.save(Progress(step=step, config_digest="d", loader={}, **state))
 
 
 def save_and_finish(checkpoints: Checkpoints, weight: nn.Parameter, step: int) -> None:
@@ -75,8 +76,12 @@ def test_what_a_killed_run_left_is_no_checkpoint(tmp_path: Path, runtime: Runtim
     half.mkdir()
     (half / "shard.safetensors").write_bytes(b"half")
     (tmp_path / "step-00000003").mkdir()  # its state is not there: somebody deleted files by hand
+    for copied in ("step-00000001-good", "step-00000009.bak", "step-2"):
+        shutil.copytree(tmp_path / "step-00000001", tmp_path / copied)  # somebody's copies are nobody else's checkpoints
     newest = make(tmp_path, runtime)[0].latest()
     assert newest == tmp_path / "step-00000001"
+    for copied in ("step-00000001-good", "step-00000009.bak", "step-2"):
+        shutil.rmtree(tmp_path / copied)
     assert not half.exists()
     save(checkpoints, weight, 3)
     assert steps(tmp_path) == ["step-00000001", "step-00000003"]
@@ -112,6 +117,32 @@ def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path: Path, runtime: Runti
     shard.write_bytes(shard.read_bytes()[:-20])
     with pytest.raises(TrainingError, match="cannot read the checkpoint"):
         checkpoints.load(folder, config_digest="d")
-    (folder / "state.json").write_text('{"step": 1, "strange": 2}')
-    with pytest.raises(TrainingError, match="no training state"):
-        checkpoints.load(folder, config_digest="d")
+
+
+def test_a_state_that_is_none_is_told_by_its_field(tmp_path: Path, runtime: Runtime) -> None:
+    """A value that would send the run elsewhere is never taken."""
+    checkpoints, weight = make(tmp_path, runtime, asynchronous=False)
+    save(checkpoints, weight, 3)
+    file = tmp_path / "step-00000003/state.json"
+    state = json.loads(file.read_text())
+    assert checkpoints.load(file.parent, config_digest="d").step == 3
+    for change in (
+        {"step": 4},
+        {"step": "3"},
+        {"step": -3},
+        {"num_tokens": None},
+        {"num_tokens": -1},
+        {"loader": None},
+        {"loader": []},
+        {"best_loss": 1.0, "best_step": 7},
+        {"best_step": 2, "best_loss": "low"},
+        {"best_step": 2, "best_loss": None},
+        {"strange": 2},
+    ):
+        file.write_text(json.dumps({**state, **change}))
+        with pytest.raises(TrainingError, match=rf"no training state \(.*{list(change)[-1]}.*delete that folder"):
+            checkpoints.load(file.parent, config_digest="d")
+    for broken in (b"", b"[1]", b"{", b"\xff\xfe"):
+        file.write_bytes(broken)
+        with pytest.raises(TrainingError, match="no training state"):
+            checkpoints.load(file.parent, config_digest="d")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from schemas.train_config import TrainConfig
 from tests.unit.train.support import make_config
 from xtok.errors import ConfigError, TrainingError
-from xtok.train.child import _Follower, typed_error
+from xtok.train.child import TrainingProcess, _Follower, typed_error
 from xtok.train.config_file import absolute_train_config, load_bundled_train_config
 from xtok.train.launch import torchrun_arguments
 from xtok.train.plot import draw_plot
@@ -107,9 +108,13 @@ def test_a_manifest_is_trained_on_once(world: dict[str, Any], tmp_path: Path) ->
     begin_run(config)
     [earlier] = (tmp_path / "run/earlier").iterdir()
     assert sorted(path.name for path in earlier.iterdir()) == ["export", "metrics.jsonl"]
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["earlier", "run.json"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock", "earlier", "run.json"]
     finish_run(config)
     assert nothing_to_do(config) is not None
+    begin_run(config)
+    manifest.write_text(manifest.read_text() + "\n")  # published while that run trains
+    finish_run(config)
+    assert nothing_to_do(config) is None, "nothing was trained on the newest manifest yet"
     (tmp_path / "run/run.json").write_text("{")
     assert nothing_to_do(config) is None
 
@@ -150,6 +155,19 @@ def test_a_failure_of_the_child_gets_its_type_back() -> None:
     assert str(error) == "teachers: too many"
     assert type(typed_error("ZeroDivisionError: no")) is TrainingError
     assert str(typed_error("Signal 9")) == "Signal 9"
+
+
+def test_a_child_that_was_interrupted_interrupts_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C reaches both, the child often first: that is no failure of the training."""
+    interrupted = tmp_path / "python"
+    interrupted.write_text("#!/bin/sh\nexit 130\n")
+    interrupted.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(interrupted))
+    document = {"student": {"model": "m"}, "objectives": {"distill": None}, "dataset": "d", "output": str(tmp_path / "run")}
+    with TrainingProcess(TrainConfig.model_validate(document)) as child:
+        assert list(child.lines()) == []
+        with pytest.raises(KeyboardInterrupt):
+            child.result()
 
 
 def test_lines_are_followed_across_a_rewrite(tmp_path: Path) -> None:

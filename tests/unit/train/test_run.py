@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,7 +20,12 @@ from tests.unit.train.support import make_config, read_metrics
 from xtok.draft.export import load_draft
 from xtok.errors import TrainingError
 from xtok.tokenizers import load_tokenizer
+from xtok.train.batches import StepBatches
+from xtok.train.build import Training
 from xtok.train.export import export_checkpoint
+from xtok.train.loop import run_training
+from xtok.train.runtime import Runtime
+from xtok.train.step import train_step
 
 QUICK = {"steps": 3, "batch_tokens": 300, "optimizer": {"learning_rate": 1e-3}, "checkpoint": {"every_steps": None}}
 
@@ -78,20 +86,24 @@ def test_a_dspark_draft(world: dict[str, Any], tmp_path: Path, run: Any) -> None
     assert type(load_draft(str(tmp_path / "again/export/draft"))).__name__ == "DSparkDraftModel"
 
 
-def test_memory_settings_change_nothing(world: dict[str, Any], tmp_path: Path, run: Any) -> None:
-    plain = make_config(world, tmp_path / "plain", **QUICK)
-    run(plain)
+@pytest.fixture(scope="module")
+def plain(world: dict[str, Any], runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run without any special setting, done."""
+    document = make_config(world, tmp_path_factory.mktemp("plain"), **QUICK)
+    run_training(TrainConfig.model_validate(document), runtime)
+    return document
+
+
+def test_memory_settings_change_nothing(plain: dict[str, Any], tmp_path: Path, run: Any) -> None:
     teachers = [{**teacher, "offload": True} for teacher in plain["teachers"]]
     run({**plain, "output": str(tmp_path / "saving"), "teachers": teachers, "activation_checkpointing": True})
-    for left, right in zip(losses(tmp_path / "saving"), losses(tmp_path / "plain"), strict=True):
+    for left, right in zip(losses(tmp_path / "saving"), losses(Path(plain["output"])), strict=True):
         assert left == pytest.approx(right, rel=1e-6)
 
 
-def test_bfloat16_stays_near_float32_and_keeps_float32_weights(world: dict[str, Any], tmp_path: Path, run: Any) -> None:
-    plain = make_config(world, tmp_path / "plain", **QUICK)
-    run(plain)
+def test_bfloat16_stays_near_float32_and_keeps_float32_weights(plain: dict[str, Any], tmp_path: Path, run: Any) -> None:
     run({**plain, "output": str(tmp_path / "half"), "precision": "bfloat16", "activation_checkpointing": True})
-    half, full = losses(tmp_path / "half"), losses(tmp_path / "plain")
+    half, full = losses(tmp_path / "half"), losses(Path(plain["output"]))
     assert half != full
     for left, right in zip(half, full, strict=True):
         assert left == pytest.approx(right, rel=2e-2)
@@ -160,6 +172,72 @@ def test_the_best_is_saved_and_kept_and_exported(world: dict[str, Any], tmp_path
     assert load_tokenizer(chosen["student"]).content_fingerprint == fingerprint
     with pytest.raises(TrainingError, match="no checkpoint of step 99"):
         export_checkpoint(config, checkpoint="99")
+
+
+def test_an_evaluation_that_is_not_finite_stops_before_it_is_saved(
+    world: dict[str, Any], tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update ruins the student: what it gives is no best (nothing is left to count), and none of it is kept as a checkpoint."""
+
+    def ruin(training: Training, *others: Any) -> dict[str, Any]:
+        values = train_step(training, *others)
+        if others[-1] == 1:
+            next(training.student.parameters()).data.fill_(float("nan"))
+        return values
+
+    monkeypatch.setattr("xtok.train.loop.train_step", ruin)
+    evaluation = {"dataset": world["held_out"], "every_steps": 1, "max_rows": 6}
+    document = make_config(world, tmp_path, **{**QUICK, "evaluation": evaluation, "checkpoint": {"every_steps": 1}})
+    with pytest.raises(
+        TrainingError, match=rf"step 2: ce_loss.* on the held-out rows of {world['held_out']} is no finite number"
+    ):
+        run(document)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000001"]
+    assert [line["step"] for line in read_metrics(tmp_path, "evaluation")] == [0, 1]
+
+
+def test_a_remote_dataset_is_kept_in_the_configured_cache(world: dict[str, Any], tmp_path: Path, run: Any) -> None:
+    """Both datasets, in the folder that was asked for and no other; the same losses as from the local disk, with no cache too."""
+    remote = fsspec.filesystem("memory")
+    for name in ("dataset", "held_out"):
+        remote.put(world[name], f"/training/{name}", recursive=True)
+    changes = {**QUICK, "steps": 1, "objectives": {"distill": None, "ce": 1.0}}
+    evaluation = {"dataset": "memory://training/held_out", "every_steps": None, "max_rows": 6}
+    seen = {}
+    try:
+        for name, cache_bytes in (("kept", 10**9), ("none", 0)):
+            cache = {"cache_folder": str(tmp_path / name), "cache_bytes": cache_bytes}
+            document = make_config(world, tmp_path / f"run-{name}", **changes, **cache, evaluation=evaluation)
+            run({**document, "dataset": "memory://training/dataset"})
+            seen[name] = losses(tmp_path / f"run-{name}")
+    finally:
+        remote.rm("/training", recursive=True)
+    assert sum(path.is_file() for path in (tmp_path / "kept").rglob("*")) >= 2, "a file of each"
+    assert not (tmp_path / "none").exists()
+    run(make_config(world, tmp_path / "local", **changes))
+    assert seen["kept"] == seen["none"] == losses(tmp_path / "local")
+
+
+def test_a_step_says_how_long_it_waited_for_its_batch(
+    world: dict[str, Any], tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read ahead, a step waits for nothing; behind a loader that is too slow it says so, and its rate counts the wait."""
+    document = make_config(world, tmp_path / "fast", **{**QUICK, "objectives": {"distill": None, "ce": 1.0}})
+    run(document)
+    rows = StepBatches._rows
+
+    def slow(steps: StepBatches) -> Iterator[Any]:
+        for row in rows(steps):
+            time.sleep(0.1)
+            yield row
+
+    monkeypatch.setattr(StepBatches, "_rows", slow)
+    run({**document, "output": str(tmp_path / "slow")})
+    fast, slowed = read_metrics(tmp_path / "fast"), read_metrics(tmp_path / "slow")
+    for before, after in zip(fast, slowed, strict=True):
+        assert after["seconds_waiting"] > 0.1
+        assert after["tokens_per_s"] < after["tokens"] / after["seconds_waiting"]
+        assert before["step"] == 1 or before["seconds_waiting"] < 0.05
 
 
 def test_a_run_that_is_done_exports_again_and_trains_no_more(world: dict[str, Any], tmp_path: Path, run: Any) -> None:
