@@ -58,7 +58,7 @@ class S3Server:
             answer: Iterable[bytes] = self._moto(environ, start_response)
             return answer
         if isinstance(fault, int):
-            body = _ERROR.format(code=_CODES[fault]).encode()
+            body = b"" if method == "HEAD" else _ERROR.format(code=_CODES[fault]).encode()
             start_response(f"{fault} told to fail", [("Content-Type", "application/xml"), ("Connection", "close")])
             return [body]
         if fault == "hang":
