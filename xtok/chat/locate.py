@@ -72,7 +72,7 @@ def locate_tokens(side: ChatSide, part: RenderedPart, tokens: FlatTokens) -> Loc
     first, last = line.overlapping(
         span_rows, np.array([s.start for _, s in spans], dtype=np.int64), np.array([s.end for _, s in spans], dtype=np.int64)
     )
-    eot = _end_of_turn(line, part, rows, len(part.chats))
+    eot = _end_of_turn(line, part, rows, tokens.offsets)
     runs = _joined(part, span_rows, first, last)
     mask = _mask(*runs, eot[eot >= 0], len(tokens.ids))
     regions: list[list[RegionSpan]] = [[] for _ in part.chats]
@@ -94,13 +94,15 @@ def _chat(part: RenderedPart, row: int) -> RenderedChat:
     return chat
 
 
-def _end_of_turn(line: TokenLine, part: RenderedPart, rows: list[int], num_rows: int) -> IntArray:
-    """int64 [D]: each row's end-of-turn token on the whole line, -1 for none."""
-    eot = np.full(num_rows, -1, dtype=np.int64)
+def _end_of_turn(line: TokenLine, part: RenderedPart, rows: list[int], offsets: IntArray) -> IntArray:
+    """int64 [D]: each row's end-of-turn token on the whole line, -1 for none. offsets: int64 [D + 1], where each row's tokens begin."""
+    eot = np.full(len(part.chats), -1, dtype=np.int64)
     with_eot = np.array([row for row in rows if _chat(part, row).eot >= 0], dtype=np.int64)
     places = np.array([_chat(part, int(row)).eot for row in with_eot], dtype=np.int64)
     # The token that holds the mark's first byte: blanks before it end earlier.
-    eot[with_eot] = np.searchsorted(line.ends, places + line.base[with_eot], side="right")
+    found = np.searchsorted(line.ends, places + line.base[with_eot], side="right")
+    # A tokenizer may drop the mark (WordPiece drops what it takes for no character): then the row has no such token.
+    eot[with_eot] = np.where(found < offsets[with_eot + 1], found, -1)
     return eot
 
 

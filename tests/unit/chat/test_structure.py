@@ -208,6 +208,13 @@ def test_a_template_without_an_end_mark_has_no_end_of_turn() -> None:
     assert supervised(part)[0].strip() == "yes."
 
 
+def test_an_end_mark_that_the_tokenizer_drops_is_no_token_of_the_next_row() -> None:
+    template = support.PLAIN.replace("<|im_end|>", "\u200b")
+    part = locate(renderer(template, of="wordpiece_lower"), talk(user("q"), assistant("an answer")), talk(user("q"), assistant("b")))
+    assert part.eot_index.tolist() == [-1, -1]
+    assert [supervised(part, row)[0] for row in (0, 1)] == ["an answer", "b"]
+
+
 def test_a_template_is_given_what_it_reads() -> None:
     developer = talk({"role": "developer", "content": "be brief"}, user("q"), assistant("a"))
     shown = [renderer(source).render_row(developer).text for source in (support.PLAIN, support.NO_DEVELOPER)]

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.faults.harness import Died, count_steps
 from tests.unit.chat.support import CLOCK, NO_END_MARK, PLAIN, assistant, bundled_template, user
 from tests.unit.shards.chat_support import CHAT, CHATS, chats, with_template
 from tests.unit.shards.support import config_for, frozen_files, side, write_lines
@@ -119,6 +120,23 @@ def test_a_later_teacher_renders_only_its_own(tmp_path: Path, monkeypatch: pytes
     assert both["student"] < alone["student"]  # the sample of planning, no part
     with pytest.raises(DatasetMismatchError, match=r"teachers\[1\].*drop_first_chunk"):
         chats(tmp_path / "out", teachers=[first, second])
+
+
+def test_a_run_that_dies_between_two_files_is_finished_by_the_next(tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in CHATS.read_text().splitlines()[:6]]
+    source = write_lines(tmp_path / "in.jsonl", [rows[0], b"junk", *rows[1:], rows[0]])
+    with count_steps() as steps:
+        chats(tmp_path / "whole", source, part_bytes=10**6)
+    whole = frozen_files(tmp_path / "whole")
+    tables = [number for number, name in enumerate(steps.done) if name.startswith(("student/", "teacher=0/", "rejects/", "records/"))]
+    assert len(tables) == 6  # a rendered one of each side too
+    for number in tables:
+        output = tmp_path / f"out-{number}"
+        with count_steps(number, "before"), pytest.raises(Died):
+            chats(output, source, part_bytes=10**6)
+        assert not (output / "manifest.json").exists()
+        chats(output, source, part_bytes=10**6)
+        assert frozen_files(output) == whole
 
 
 @pytest.mark.parametrize("damage", ["cut", "delete"])
