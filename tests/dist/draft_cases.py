@@ -169,6 +169,9 @@ CHANGES: dict[str, Any] = {
     "teacher columns": lambda a: {"selected_teacher_logits": a["selected_teacher_logits"][:, :-1]},
     "head columns": lambda a: {"output_weight": a["output_weight"][:0]},
     "bins out of range": lambda a: {"bin_ids": a["bin_ids"] + 7},
+    "mask NaN": lambda a: {"mask": _put(a["mask"], 2, float("nan"))},
+    "mask negative": lambda a: {"mask": _put(a["mask"], 2, -1.0)},
+    "mask complex": lambda a: {"mask": a["mask"].to(torch.complex64)},
     # DFlash
     "decay": lambda: {"position_decay": 0.8 + 2**-53},
     "decay NaN": lambda: {"position_decay": float("nan")},
@@ -183,6 +186,7 @@ CHANGES: dict[str, Any] = {
     "rows outside": lambda a: {"sample_rows": a["sample_rows"] + 99},
     "positions value": lambda a: {"label_positions": _put(a["label_positions"], 0, -998)},
     "positions shape": lambda a: {"label_positions": a["label_positions"][:, :-1]},
+    "positions below int64": lambda a: {"label_positions": torch.full_like(a["label_positions"], -(2**63))},
     "positions outside": lambda a: {"label_positions": torch.full_like(a["label_positions"], 99)},
     "loss mask value": lambda a: {"loss_mask": _put(a["loss_mask"], 0, 0)},
     "loss mask dtype": lambda a: {"loss_mask": a["loss_mask"].float()},

@@ -65,13 +65,14 @@ DFLASH_FAULTS = {
     "head columns": "output_weight",
     "rows outside": "sample_rows",
     "positions outside": "label_positions",
+    "positions below int64": "label_positions -9223372036854775808",
 }
 SECONDS = 5.0
 
 
-def same_error(world_size: int, kind: str, change: str, at_ranks: list[int]) -> str:
+def same_error(world_size: int, kind: str, change: str, at_ranks: list[int], options: dict[str, object] | None = None) -> str:
     """Run the change on some ranks: every rank must raise the same ValueError within seconds. Returns its message."""
-    options = {"mask": "some", "num_bins": 3} if kind == "projected" else {}
+    options = options or ({"mask": "some", "num_bins": 3} if kind == "projected" else {})
     outcomes = ranks(world_size).run(run_changed, kind, change, at_ranks, options)
     errors = {outcome.error for outcome in outcomes}
     assert len(errors) == 1, errors
@@ -107,6 +108,15 @@ def test_a_fault_of_one_rank_names_rank_and_field(kind: str, change: str, field:
     assert field in message
 
 
+FRACTIONAL = {"mask": "fractional", "num_bins": 3}
+
+
+@pytest.mark.parametrize("change", ["mask NaN", "mask negative"])
+def test_a_mask_no_loss_can_use_on_one_rank_is_named_on_all(change: str) -> None:
+    message = same_error(2, "projected", change, [1], FRACTIONAL)
+    assert message.startswith("tensor-parallel rank 1 refused its arguments (ranks at fault: [1]): ValueError: mask holds ")
+
+
 def test_a_fault_of_two_ranks_names_both() -> None:
     assert "ranks at fault: [1, 3]" in same_error(4, "projected", "teacher columns", [1, 3])
 
@@ -117,6 +127,8 @@ def test_a_fault_of_two_ranks_names_both() -> None:
         ("projected", "bins dtype", "TypeError"),
         ("projected", "bins out of range", "ValueError"),
         ("projected", "chunk size zero", "ValueError"),
+        ("projected", "mask missing", "TypeError"),
+        ("projected", "mask complex", "TypeError"),
         ("dflash", "positions outside", "IndexError"),
         ("dflash", "decay NaN", "ValueError"),
         ("dflash", "rows dtype", "TypeError"),

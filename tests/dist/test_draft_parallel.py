@@ -99,11 +99,15 @@ def test_numerical_contract_across_shards(world_size: int, chunk: int) -> None:
     dirty["teacher_logits"][1, 9] = INF
     shifted = base | {"student_logits": base["student_logits"] + 1e4, "teacher_logits": base["teacher_logits"] - 1e4}
     scaled = base | {"student_logits": base["student_logits"] * 1e4, "teacher_logits": base["teacher_logits"] * 1e4}
+    far = {name: value.clone() for name, value in base.items()}
+    far["student_logits"][2, :8] = -3e38  # differences that overflow within a shard and from shard to shard
+    far["student_logits"][2, 6] = far["student_logits"][2, 13] = 1e38
+    far["teacher_logits"][2, :8] -= 2.0
     bad = {name: value.clone() for name, value in base.items()}
     bad["student_logits"][3, 0] = float("nan")  # seen by the first rank only; the loss is NaN on all
     loss = LOSSES["unprojected"][0]
     widths = even_shards(16, world_size)
-    for problem in (padded, one_sided, infinite, dirty, shifted, scaled, bad):
+    for problem in (padded, one_sided, infinite, dirty, shifted, scaled, far, bad):
         whole = problem | {"student_logits": problem["student_logits"].clone().requires_grad_()}
         stats = loss(**whole, token_chunk_size=chunk, tp_group=None)
         gradient = gradient_of(stats, whole["student_logits"])
@@ -112,3 +116,4 @@ def test_numerical_contract_across_shards(world_size: int, chunk: int) -> None:
             expected = columns("unprojected", gradient, widths, rank)
             torch.testing.assert_close(result["gradient"], expected, rtol=1e-4, atol=1e-6, equal_nan=True)
             assert problem is bad or torch.isfinite(result["gradient"]).all()
+            assert problem is not far or torch.isfinite(result["numerators"]).all()

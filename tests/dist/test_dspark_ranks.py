@@ -175,17 +175,26 @@ def test_one_ranks_setting_raises_on_all(setting: str) -> None:
     assert setting in errors[0][1]
 
 
-def run_with_a_local_fault(context: RankContext) -> None:
+FAULTS = {
+    "teacher_logits": (lambda t: t[:, :-1], "teacher_logits must end in 20 columns"),  # its width differs from its own head's
+    "mask": (lambda t: t.index_fill(0, torch.tensor([4]), torch.nan), "mask holds nan at flat index 4"),
+}
+
+
+def run_with_a_local_fault(context: RankContext, name: str) -> None:
     inputs = shard(make_inputs(), context, (21, 20))
     if context.rank == 1:
-        inputs["teacher_logits"] = inputs["teacher_logits"][:, :-1]  # its width differs from its own head's
+        inputs[name] = FAULTS[name][0](inputs[name])
     dspark_projected_vocab_parallel_loss(**inputs, tp_group=context.group)
 
 
-def test_a_fault_that_one_rank_sees_raises_on_all() -> None:
-    errors = ranks(2).errors(run_with_a_local_fault)
-    assert {kind for kind, _ in errors} == {"ValueError"}
-    assert all("rank 1" in message and "teacher_logits must end in 20 columns" in message for _, message in errors)
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_a_fault_that_one_rank_sees_raises_on_all(name: str) -> None:
+    errors = ranks(2).errors(run_with_a_local_fault, name)
+    assert errors[0] == errors[1]
+    assert errors[0][0] == "ValueError"
+    assert "rank 1" in errors[0][1]
+    assert FAULTS[name][1] in errors[0][1]
 
 
 def run_with_a_bad_target(context: RankContext) -> None:

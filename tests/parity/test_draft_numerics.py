@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -167,6 +169,60 @@ def test_logits_scaled_by_ten_thousand_stay_finite(chunk: int, dtype: torch.dtyp
     }
     for result in projected(scaled, chunk):
         assert torch.isfinite(result).all()
+
+
+def _far_rows(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[4, 8] student and teacher logits whose differences, or sums of differences, leave the dtype; their mean does not."""
+    big = torch.finfo(dtype).max * 0.9
+    student = torch.zeros(4, 8, dtype=dtype)
+    teacher = torch.randn(4, 8, generator=torch.Generator().manual_seed(4), dtype=dtype)
+    student[0, 0], student[0, 1], teacher[0, 0] = big, -big, 3.0  # one difference overflows, weighted it does not
+    student[1, 2:6] = -big  # no difference overflows, their sum does
+    student[2, 3], student[2, 4], teacher[2, 4], teacher[2, 5] = big, -big, -big, big  # teacher mass where they are 1 apart
+    student[3] = torch.randn(8, generator=torch.Generator().manual_seed(5), dtype=dtype)  # an ordinary neighbour
+    return student, teacher
+
+
+def _far_loss(student: Tensor, teacher: Tensor) -> float:
+    """Cross-entropy of one row by exact fractions of the probabilities; the normalizer is the maximum's alone when all is huge."""
+    probability = [Fraction(value) for value in torch.softmax(teacher.double(), -1).tolist()]
+    logits = [Fraction(value) for value in student.double().tolist()]
+    top = max(logits)
+    normalizer = math.log(sum(math.exp(max(-800, value - top)) for value in logits))
+    return float(sum(p * (top - value) for p, value in zip(probability, logits, strict=True)) / sum(probability)) + normalizer
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_logits_at_both_ends_of_the_dtype(chunk: int, dtype: torch.dtype) -> None:
+    """3e38 beside -3e38: the loss is its value, not the overflow of a difference on the way; its gradient is as ever."""
+    student, teacher = _far_rows(dtype)
+    bins = {"bin_ids": torch.arange(4), "weights": torch.ones(4)}
+    expected = [_far_loss(student[row], teacher[row]) for row in range(4)]
+    assert max(expected) < torch.finfo(dtype).max
+    problem = {"student_logits": student.clone().requires_grad_(), "teacher_logits": teacher, "mask": torch.ones(4)} | bins
+    actual, gradient = unprojected(problem, chunk)
+    assert actual.tolist() == pytest.approx(expected, rel=1e-6)
+    difference = torch.softmax(student.double(), -1) - torch.softmax(teacher.double(), -1)
+    scale = torch.arange(1.0, 5, dtype=torch.float64).unsqueeze(-1) / 3
+    torch.testing.assert_close(gradient.double(), difference * scale, rtol=1e-5, atol=1e-6)
+    # The same logits through an identity head: a tile that overflowed is projected once more.
+    head = torch.eye(8, dtype=dtype)
+    problem = {"student_hidden": student.clone().requires_grad_(), "output_weight": head, "mask": torch.ones(4)} | bins
+    actual, gradient = projected(problem | {"selected_teacher_logits": teacher}, chunk)
+    assert actual.tolist() == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(gradient.double(), difference * scale, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_a_loss_beyond_the_dtype_is_infinite_with_the_right_gradient(chunk: int) -> None:
+    student, teacher = torch.zeros(2, 8), torch.zeros(2, 8)
+    student[0, 0], student[0, 1:] = 3e38, -3e38
+    teacher[0, 1] = 90.0
+    problem = {"student_logits": student.clone().requires_grad_(), "teacher_logits": teacher, "mask": torch.ones(2)}
+    actual, gradient = unprojected(problem | {"bin_ids": torch.arange(2), "weights": torch.ones(2)}, chunk)
+    assert actual.tolist() == [INF, pytest.approx(math.log(8))]
+    assert gradient[0].tolist() == pytest.approx([1 / 3, -1 / 3, 0, 0, 0, 0, 0, 0])
 
 
 def bf16_contract_error() -> float:

@@ -49,14 +49,16 @@ def streaming_vocab_parallel_soft_ce(
 ) -> DraftLossStats:
     """Soft cross-entropy sums of student logits, with fp32 work bounded to one tile of rows.
 
-    student_logits, teacher_logits: [..., V], floating point. mask: [...], boolean or fractional; scales numerator and count alike.
+    student_logits, teacher_logits: [..., V], floating point. mask: [...], boolean or fractional (finite, at least 0); scales numerator
+    and count alike.
     token_chunk_size: rows whose softmax difference may be kept for the backward; more rows are recomputed tile by tile.
-    bin_ids: int64 [...], the bin of each row (None: all in bin 0). weights: [B] (None: one bin of weight 1).
+    bin_ids: int64 [...], the bin of each row (None: all in bin 0). weights: [B], real (None: one bin of weight 1); handed through to
+    the result, where a NaN or infinite one shows in `normalized`.
     tp_group: the ranks the vocabulary is spread over. They must pass the same mask, bins and chunk size: this function, unlike the
     projected one, does not compare them.
 
-    Raises ValueError (shapes, devices, chunk size, bins) or TypeError (dtypes) before any work. Collectives: one gather of 5 numbers a
-    supervised row in the forward, none in the backward. The gradient has the dtype of student_logits.
+    Raises ValueError (shapes, devices, chunk size, bins, mask values) or TypeError (dtypes, no tensor) before any work. Collectives:
+    one gather of 5 numbers a supervised row in the forward, none in the backward. The gradient has the dtype of student_logits.
     """
     bins = check_unprojected(student_logits, teacher_logits, mask, token_chunk_size, bin_ids, weights)
     numerators = VocabParallelSoftCE.apply(  # type: ignore[no-untyped-call]
@@ -87,8 +89,8 @@ def projected_streaming_vocab_parallel_soft_ce(
     tensor parallelism). Collectives: two to agree on the arguments (`_skip_tp_metadata_check` leaves these out; for callers that ran
     them on what these arguments come from), one gather of 5 numbers a supervised row, one sum of the hidden gradient in the backward.
 
-    Raises, before any work and on all ranks of `tp_group` alike, ValueError (shapes, devices, head dtype, chunk size, bins, ranks that
-    differ) or TypeError (dtypes that are not floating point; bin_ids not int64).
+    Raises, before any work and on all ranks of `tp_group` alike, ValueError (shapes, devices, head dtype, chunk size, bins, mask
+    values, ranks that differ) or TypeError (no tensor; dtypes that are not floating point; a complex mask; bin_ids not int64).
     """
 
     def validate() -> DraftBins:
@@ -199,21 +201,21 @@ def _dflash_rows(
     teacher_row = sample_rows.unsqueeze(-1).expand_as(label_positions)[active]
     # Row P - 1 predicts the token at position P. Both coordinates are checked before they are joined: (row 2, P = -3) would
     # otherwise land on a legal row of row 1.
-    teacher_position = label_positions[active] - 1
-    outside = (teacher_row < 0) | (teacher_row >= num_rows) | (teacher_position < 0) | (teacher_position >= num_positions)
+    label_position = label_positions[active]
+    outside = (teacher_row < 0) | (teacher_row >= num_rows) | (label_position < 1) | (label_position > num_positions)
     slots = active.nonzero()
     if bool(outside.any()):
         first = int(outside.nonzero()[0])
         block, slot = slots[first].tolist()
         raise IndexError(
-            f"block {block}, slot {slot}: sample_rows is {int(teacher_row[first])} and label_positions {int(teacher_position[first]) + 1}, "
+            f"block {block}, slot {slot}: sample_rows is {int(teacher_row[first])} and label_positions {int(label_position[first])}, "
             f"but teacher_logits has shape {tuple(teacher_logits.shape)}: rows are in [0, {num_rows}), label positions of active slots in "
             f"[1, {num_positions}] ({int(outside.sum())} active slots outside)"
         )
     scale = torch.ones(len(slots), dtype=compute_dtype(draft_hidden.dtype), device=draft_hidden.device)
     hidden_rows = slots[:, 0] * loss_mask.shape[1] + slots[:, 1]
     supervision = Supervision(hidden_rows, scale, slots[:, 1] - 1, loss_mask.shape[1] - 1)
-    return teacher_row * num_positions + teacher_position, supervision
+    return teacher_row * num_positions + label_position - 1, supervision
 
 
 def _wants_gradient(tensor: Tensor) -> bool:

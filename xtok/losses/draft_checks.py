@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from xtok.losses.argument_checks import check_chunk_size, check_real, mask_scale, require_tensors
 from xtok.losses.soft_ce import Supervision
 from xtok.losses.tiles import compute_dtype
 
@@ -34,6 +35,7 @@ def check_unprojected(
     weights: Tensor | None,
 ) -> DraftBins:
     """Checks of `streaming_vocab_parallel_soft_ce`."""
+    require_tensors(student_logits=student_logits, teacher_logits=teacher_logits, mask=mask)
     if student_logits.shape != teacher_logits.shape:
         raise ValueError(
             f"student_logits has shape {_shape(student_logits)}, teacher_logits {_shape(teacher_logits)}: they must be equal"
@@ -56,6 +58,12 @@ def check_projected(
     weights: Tensor | None,
 ) -> DraftBins:
     """Rank-local checks of `projected_streaming_vocab_parallel_soft_ce`."""
+    tensors = {
+        "student_hidden": student_hidden,
+        "output_weight": output_weight,
+        "selected_teacher_logits": selected_teacher_logits,
+    }
+    require_tensors(**tensors, mask=mask)
     _check_rows("student_hidden", student_hidden)
     _check_head(output_weight, "student_hidden", student_hidden)
     _check_rows("selected_teacher_logits", selected_teacher_logits)
@@ -66,11 +74,6 @@ def check_projected(
             f"{_shape(student_hidden)} by the vocabulary columns of output_weight {_shape(output_weight)}"
         )
     _check_mask(mask, "student_hidden", student_hidden)
-    tensors = {
-        "student_hidden": student_hidden,
-        "output_weight": output_weight,
-        "selected_teacher_logits": selected_teacher_logits,
-    }
     _check_devices(**tensors, mask=mask)
     _check_floating(**tensors)
     _check_head_dtype(output_weight, "student_hidden", student_hidden)
@@ -92,6 +95,9 @@ def check_dflash(
     token_chunk_size: int,
 ) -> None:
     """Rank-local checks of `dflash_projected_vocab_parallel_soft_ce`, coordinates aside. N = 0 is legal."""
+    floating = {"draft_hidden": draft_hidden, "output_weight": output_weight, "teacher_logits": teacher_logits}
+    integral = {"sample_rows": sample_rows, "label_positions": label_positions, "loss_mask": loss_mask}
+    require_tensors(**floating, **integral)
     if draft_hidden.ndim != 3 or draft_hidden.shape[1] < 2 or draft_hidden.shape[2] < 1:
         raise ValueError(f"draft_hidden has shape {_shape(draft_hidden)}, must be [N, gamma + 1, H] with gamma and H at least 1")
     _check_head(output_weight, "draft_hidden", draft_hidden)
@@ -111,8 +117,7 @@ def check_dflash(
     for name, (tensor, shape, _) in expected.items():
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name} has shape {_shape(tensor)}, must be {shape} for draft_hidden {_shape(draft_hidden)}")
-    floating = {"draft_hidden": draft_hidden, "output_weight": output_weight, "teacher_logits": teacher_logits}
-    _check_devices(**floating, sample_rows=sample_rows, label_positions=label_positions, loss_mask=loss_mask)
+    _check_devices(**floating, **integral)
     _check_floating(**floating)
     _check_head_dtype(output_weight, "draft_hidden", draft_hidden)
     for name, (tensor, _, dtype) in expected.items():
@@ -122,7 +127,7 @@ def check_dflash(
         raise TypeError(f"position_decay is {position_decay!r}, must be a number above 0 and at most 1")
     if not 0.0 < position_decay <= 1.0 or math.isnan(position_decay):
         raise ValueError(f"position_decay is {position_decay}, must be above 0 and at most 1")
-    _check_chunk_size(token_chunk_size)
+    check_chunk_size(token_chunk_size)
 
 
 def resolve_draft_bins(
@@ -132,11 +137,12 @@ def resolve_draft_bins(
     weights: Tensor | None,
     student_dtype: torch.dtype,
 ) -> DraftBins:
-    """Check chunk size, weights and bins, and compact the rows whose mask is not 0.
+    """Check chunk size, weights, bins and the mask's values, and compact the rows whose mask is not 0.
 
     weights None is one bin of weight 1; bin_ids None puts every row into bin 0.
     """
-    _check_chunk_size(token_chunk_size)
+    check_chunk_size(token_chunk_size)
+    require_tensors(**{name: given for name, given in (("bin_ids", bin_ids), ("weights", weights)) if given is not None})
     if weights is not None and (weights.ndim != 1 or not weights.numel()):
         raise ValueError(f"weights has shape {_shape(weights)}, must be a non-empty vector: one weight a bin")
     num_bins = 1 if weights is None else weights.numel()
@@ -146,12 +152,15 @@ def resolve_draft_bins(
         )
     if bin_ids is not None:
         _check_bin_ids(bin_ids, mask)
+    check_real(weights=weights)
+    if weights is not None and weights.is_meta:
+        _check_devices(mask=mask, weights=weights)  # from any other device they are brought along
     dtype = compute_dtype(student_dtype)
-    flat_mask = mask.detach().reshape(-1)
-    rows: Tensor | None = (flat_mask != 0).nonzero().squeeze(-1)
-    if rows is not None and rows.numel() == flat_mask.numel():
+    scale = mask_scale("mask", mask, dtype)
+    rows: Tensor | None = scale.nonzero().squeeze(-1)
+    if rows is not None and rows.numel() == scale.numel():
         rows = None
-    scale = (flat_mask if rows is None else flat_mask[rows]).to(dtype)
+    scale = scale if rows is None else scale[rows]
     if bin_ids is None:
         row_bins = torch.zeros(scale.shape, dtype=torch.int64, device=mask.device)
     else:
@@ -176,13 +185,6 @@ def _check_bin_range(row_bins: Tensor, num_bins: int) -> None:
         raise ValueError(
             f"bin_ids holds {int(outside[0])} in a supervised row ({outside.numel()} rows outside), must be in [0, {num_bins})"
         )
-
-
-def _check_chunk_size(token_chunk_size: int) -> None:
-    if isinstance(token_chunk_size, bool) or not isinstance(token_chunk_size, int):
-        raise TypeError(f"token_chunk_size is {token_chunk_size!r}, must be an int of at least 1")
-    if token_chunk_size < 1:
-        raise ValueError(f"token_chunk_size is {token_chunk_size}, must be at least 1")
 
 
 def _check_rows(name: str, tensor: Tensor) -> None:

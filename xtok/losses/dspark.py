@@ -74,8 +74,12 @@ def dspark_slot_weights(num_slots: int, *, slot_decay: float = 4.0, device: torc
     """fp32 [num_slots] weights exp(-k / slot_decay) of slots k = 0.. in the next-token layout.
 
     Raises:
-        ValueError: no slot, or a decay that is not positive and finite.
+        ValueError: no slot, or a decay that is not positive and finite. TypeError: not an int, not a number.
     """
+    if isinstance(num_slots, bool) or not isinstance(num_slots, int):
+        raise TypeError(f"num_slots must be an int of at least 1, got {num_slots!r}")
+    if isinstance(slot_decay, bool) or not isinstance(slot_decay, int | float):
+        raise TypeError(f"slot_decay must be a number, got {slot_decay!r}")
     if num_slots < 1:
         raise ValueError(f"num_slots must be at least 1, got {num_slots}")
     if not (slot_decay > 0 and math.isfinite(slot_decay)):
@@ -110,7 +114,7 @@ def dspark_projected_vocab_parallel_loss(
         student_hidden: [..., H], floating.
         output_weight: [Vl, H] of the same dtype, this rank's contiguous (possibly uneven) vocabulary shard, in rank order.
         target_ids: int64 [...], ids of the whole vocabulary.
-        mask: [...] boolean or fractional; scales numerators and counts alike.
+        mask: [...] boolean or fractional (finite, at least 0); scales numerators and counts alike.
         teacher_logits: [..., Vl] one row each, or [M, Vl] with `teacher_rows`; any floating dtype.
         teacher_hidden: instead of logits, the teacher's final hidden states [..., H] or [M, H] under the same head, in its dtype:
             its logits then exist a tile at a time too, for one more matmul in forward and one in backward.
@@ -120,7 +124,7 @@ def dspark_projected_vocab_parallel_loss(
         bias_features, bias_weight: [..., r] and [Vl, r] (this rank's shard) add features · weightᵀ to the logits (Markov head).
         confidence_logits: [...] logits trained towards the detached overlap.
         bin_ids: int64 [...] bin of each row; needed with more than one weight.
-        weights: [B_] bin weights; default one bin of weight 1.
+        weights: [B_] real bin weights, handed through to the result; default one bin of weight 1.
         logit_softcap: c where the head's logits are c·tanh(x/c), before the bias.
 
     Returns:

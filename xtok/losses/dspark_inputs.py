@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xtok.losses.agreement import agree_across_ranks
+from xtok.losses.argument_checks import check_chunk_size, check_real, mask_scale, require_tensors
 from xtok.losses.tiles import compute_dtype
 
 __all__ = ["CheckedInputs", "DSparkInputs", "check_inputs", "vocabulary_place"]
@@ -33,6 +34,7 @@ _TENSORS = (
     "bin_ids",
     "weights",
 )
+_REQUIRED = ("student_hidden", "output_weight", "target_ids", "mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ def _flat(tensor: Tensor | None, default: Tensor) -> Tensor:
 
 def _check_local(inputs: DSparkInputs) -> CheckedInputs:
     """Rank-local validation and defaults; the place in the vocabulary is filled in later."""
+    given = {name: getattr(inputs, name) for name in _TENSORS}
+    require_tensors(**{name: value for name, value in given.items() if value is not None or name in _REQUIRED})
     _check_head_and_teacher(inputs)
     _check_rows(inputs)
     _check_bias(inputs)
@@ -116,13 +120,13 @@ def _check_local(inputs: DSparkInputs) -> CheckedInputs:
     _check_settings(inputs)
     teacher = inputs.teacher.detach()
     teacher = teacher.reshape(-1, teacher.shape[-1])
-    flat_mask = inputs.mask.detach().reshape(-1)
-    active, num_rows = flat_mask.nonzero().squeeze(1), flat_mask.numel()
+    row_weights = mask_scale("mask", inputs.mask, compute_dtype(inputs.student_hidden.dtype))
+    active, num_rows = row_weights.nonzero().squeeze(1), row_weights.numel()
     checked = CheckedInputs(
         num_rows=num_rows,
         teacher=teacher,
         active=active,
-        row_weights=flat_mask.to(compute_dtype(inputs.student_hidden.dtype)),
+        row_weights=row_weights,
         teacher_rows=_flat(inputs.teacher_rows, torch.arange(num_rows, device=active.device)),
         bin_ids=_flat(inputs.bin_ids, torch.zeros(num_rows, dtype=torch.int64, device=active.device)),
         weights=torch.ones(1, device=active.device) if inputs.weights is None else inputs.weights.detach(),
@@ -151,9 +155,10 @@ def _check_head_and_teacher(inputs: DSparkInputs) -> None:
 
 
 def _check_settings(inputs: DSparkInputs) -> None:
-    if inputs.token_chunk_size < 1:
-        raise ValueError(f"token_chunk_size must be at least 1, got {inputs.token_chunk_size}")
+    check_chunk_size(inputs.token_chunk_size)
     cap = inputs.logit_softcap
+    if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int | float)):
+        raise TypeError(f"logit_softcap must be a number or None, got {cap!r}")
     if cap is not None and not (cap > 0 and math.isfinite(cap)):
         raise ValueError(f"logit_softcap must be positive and finite, or None, got {cap}")
     if inputs.weights is not None and (inputs.weights.ndim != 1 or inputs.weights.numel() == 0):
@@ -194,7 +199,8 @@ def _check_bias(inputs: DSparkInputs) -> None:
 
 def _check_dtypes(inputs: DSparkInputs) -> None:
     hidden = inputs.student_hidden
-    for name, floating in (("student_hidden", hidden), ("teacher", inputs.teacher)):
+    teacher_name = "teacher_logits" if inputs.teacher_hidden is None else "teacher_hidden"
+    for name, floating in (("student_hidden", hidden), (teacher_name, inputs.teacher)):
         if not floating.is_floating_point():
             raise TypeError(f"{name} must be floating point, got {floating.dtype}")
     if inputs.output_weight.dtype != hidden.dtype:
@@ -203,6 +209,10 @@ def _check_dtypes(inputs: DSparkInputs) -> None:
     for name, tensor in same:
         if tensor is not None and tensor.dtype != hidden.dtype:
             raise ValueError(f"{name} is {tensor.dtype}, student_hidden {hidden.dtype}: they must be equal")
+    confidence = inputs.confidence_logits
+    if confidence is not None and not confidence.is_floating_point():
+        raise TypeError(f"confidence_logits must be floating point, got {confidence.dtype}")
+    check_real(weights=inputs.weights)
     ids = (("target_ids", inputs.target_ids), ("teacher_rows", inputs.teacher_rows), ("bin_ids", inputs.bin_ids))
     for name, tensor in ids:
         if tensor is not None and tensor.dtype != torch.int64:
@@ -223,4 +233,6 @@ def vocabulary_place(width: int, tp_group: dist.ProcessGroup | None, device: tor
 def _check_range(name: str, values: Tensor, size: int, error: type[Exception]) -> None:
     outside = values[(values < 0) | (values >= size)]
     if outside.numel():
-        raise error(f"{name} holds {int(outside[0])} in a supervised row ({outside.numel()} rows outside), must be in [0, {size})")
+        raise error(
+            f"{name} holds {int(outside[0])} in a supervised row ({outside.numel()} rows outside), must be in [0, {size})"
+        )

@@ -14,6 +14,7 @@ Collectives: one gather of [n, 5] in the forward, one sum of the [n, H] gradient
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +57,10 @@ class _Problem(NamedTuple):
     def teacher_parts(self, rows: slice) -> Parts:
         """Teacher rows `rows` in the layout of the tiles and in the compute dtype; a view where no widening is needed."""
         return self.head.layout.split(self.teacher.take(rows).to(self.head.dtype))
+
+    def projection(self, rows: slice, logits: Parts) -> Callable[[], None]:
+        """What writes the student's logits of `rows` into `logits` once more."""
+        return lambda: self.head.project_(self.hidden.take(rows), logits)
 
 
 class _RowResults(NamedTuple):
@@ -151,7 +156,9 @@ def _one_rank(problem: _Problem) -> _RowResults:
             used = slice(0, block.stop - block.start)
             student, teacher_exp = slice_rows(logits, block), slice_rows(teacher_block, used)
             products = slice_rows(scratch, used)
-            measure_and_exponentiate_(student, problem.teacher_parts(rows), teacher_exp, products, statistics[used])
+            measure_and_exponentiate_(
+                student, problem.teacher_parts(rows), teacher_exp, products, statistics[used], problem.projection(rows, student)
+            )
             combined = combine_row_statistics(statistics[used], None)
             cross_entropy[rows] = combined.cross_entropy
             if gradient is not None:
@@ -168,12 +175,14 @@ def _measure_tile_(
     problem.head.project_(problem.hidden.take(tile), student)
     for block in row_slices(tile.stop - tile.start, problem.block_rows()):
         rows = slice(tile.start + block.start, tile.start + block.stop)
+        logits = slice_rows(student, block)
         measure_and_exponentiate_(
-            slice_rows(student, block),
+            logits,
             problem.teacher_parts(rows),
             slice_rows(teacher_exp, block),
             slice_rows(scratch, slice(0, block.stop - block.start)),
             statistics[block],
+            problem.projection(rows, logits),
         )
 
 

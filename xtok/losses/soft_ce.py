@@ -3,14 +3,17 @@
 Shapes: n supervised rows, r rows of a block, V vocabulary columns of this rank, W tensor-parallel ranks, B bins.
 
 Each rank measures its own columns against its own maxima; five numbers a row are all that ranks exchange, once:
-    student max m, sum(exp(s - m)), teacher max k, sum(exp(t - k)), sum(exp(t - k) * (s - m))
-The cross-entropy follows as log(Z) - D / Zt with everything measured from the global maxima, so that a constant added to all logits
-of a row cancels exactly. A term 0 * (-inf) counts as 0; a teacher with mass where the student has none gives +inf.
+    student max m, sum(exp(s - m)), teacher max k, sum(exp(t - k)), half the mean of (s - m) under softmax(t)
+The cross-entropy follows as log(Z) - mean with everything measured from the global maxima, so that a constant added to all logits
+of a row cancels exactly. A term 0 * (-inf) counts as 0; a teacher with mass where the student has none gives +inf. Logits so far
+apart that s - m leaves the dtype (3e38 beside -3e38) are measured by halves, which always fit: the loss is +inf only where its own
+value does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -68,10 +71,18 @@ def finite_maximum(maximum: Tensor) -> Tensor:
     return maximum.masked_fill(maximum == -torch.inf, 0.0)
 
 
-def measure_and_exponentiate_(student: Parts, teacher: Parts, teacher_exp: Parts, scratch: Parts, statistics: Tensor) -> None:
+def measure_and_exponentiate_(
+    student: Parts,
+    teacher: Parts,
+    teacher_exp: Parts,
+    scratch: Parts,
+    statistics: Tensor,
+    restore_student_: Callable[[], object],
+) -> None:
     """student := exp(s - m) in place, teacher_exp := exp(t - k); the five numbers of each row go to `statistics` [r, 5].
 
     All are [blocks, r, columns] in one layout and in the compute dtype. `teacher` is only read; `scratch` is overwritten.
+    `restore_student_` writes the student's logits into `student` again; it is called where a difference of logits may have overflowed.
     """
     teacher_max = row_amax(teacher)
     student_max = row_amax(student)
@@ -80,15 +91,32 @@ def measure_and_exponentiate_(student: Parts, teacher: Parts, teacher_exp: Parts
     for student_part, teacher_part, exp_part, product in zip(student, teacher, teacher_exp, scratch, strict=True):
         torch.sub(teacher_part, teacher_origin, out=exp_part).exp_()
         torch.mul(student_part.sub_(student_origin), exp_part, out=product)
+    teacher_sum = row_sum(teacher_exp)
     dot = row_sum(scratch)
-    if bool(dot.isnan().any()):
+    half_mean = 0.5 * dot / teacher_sum
+    if not bool(dot.isfinite().all()):
         # Either 0 * (-inf), which counts as 0, or a real NaN, which stays: it is in the row's maximum, hence in every weight.
         for product, exp_part in zip(scratch, teacher_exp, strict=True):
             product.masked_fill_(exp_part == 0, 0.0)
         dot = row_sum(scratch)
+        half_mean = 0.5 * dot / teacher_sum
+        if bool(dot.isinf().any()):
+            restore_student_()
+            half_mean = _half_mean(student, student_origin, teacher_exp, teacher_sum.unsqueeze(-1), scratch)
+            for student_part in student:
+                student_part.sub_(student_origin)
     for student_part in student:
         student_part.exp_()
-    torch.stack((student_max, row_sum(student), teacher_max, row_sum(teacher_exp), dot), dim=-1, out=statistics)
+    torch.stack((student_max, row_sum(student), teacher_max, teacher_sum, half_mean), dim=-1, out=statistics)
+
+
+def _half_mean(student: Parts, student_origin: Tensor, teacher_exp: Parts, teacher_sum: Tensor, scratch: Parts) -> Tensor:
+    """Half the mean [r] of s - m under the teacher where neither s - m nor its weighted sum may fit the dtype: s / 2 - m / 2 always
+    fits, and so does its mean. -inf where the student has none of the teacher's mass."""
+    for student_part, exp_part, product in zip(student, teacher_exp, scratch, strict=True):
+        torch.mul(student_part, 0.5, out=product).sub_(student_origin * 0.5).mul_(exp_part / teacher_sum)
+        product.masked_fill_(exp_part == 0, 0.0)
+    return row_sum(scratch)
 
 
 def softmax_difference_(student: Parts, teacher: Parts, student_scale: Tensor, teacher_scale: Tensor) -> None:
@@ -100,26 +128,27 @@ def softmax_difference_(student: Parts, teacher: Parts, student_scale: Tensor, t
 def combine_row_statistics(statistics: Tensor, tp_group: dist.ProcessGroup | None) -> CombinedRows:
     """Join the five numbers of each row [n, 5] over the ranks of `tp_group`: one gather, then the same arithmetic on every rank."""
     if not is_tensor_parallel(tp_group):
-        _, student_total, _, teacher_total, dot = statistics.unbind(-1)
-        return _combined(student_total, teacher_total, dot, 1.0, 1.0)
+        _, student_total, _, teacher_total, half_mean = statistics.unbind(-1)
+        return _combined(student_total, teacher_total, half_mean, 1.0, 1.0)
     gathered = statistics.new_empty(dist.get_world_size(tp_group), *statistics.shape)
     dist.all_gather(list(gathered.unbind(0)), statistics.contiguous(), group=tp_group)
-    student_max, student_sum, teacher_max, teacher_sum, dot = gathered.unbind(-1)
+    student_max, student_sum, teacher_max, teacher_sum, half_mean = gathered.unbind(-1)
     student_origin = finite_maximum(student_max.amax(dim=0))
     student_share = (student_max - student_origin).exp()
     teacher_share = (teacher_max - finite_maximum(teacher_max.amax(dim=0))).exp()
-    moved_dot = dot + teacher_sum * (finite_maximum(student_max) - student_origin)
-    # A shard whose whole teacher mass underflows beside another's is as absent as a column whose probability underflows.
-    total_dot = (teacher_share * moved_dot).masked_fill(teacher_share == 0, 0.0).sum(dim=0)
     student_total, teacher_total = (student_share * student_sum).sum(dim=0), (teacher_share * teacher_sum).sum(dim=0)
+    moved = half_mean + (finite_maximum(student_max) * 0.5 - student_origin * 0.5)
+    # A shard whose whole teacher mass underflows beside another's is as absent as a column whose probability underflows.
+    weight = teacher_share * teacher_sum / teacher_total
+    total = (weight * moved).masked_fill(weight == 0, 0.0).sum(dim=0)
     rank = dist.get_rank(tp_group)
-    return _combined(student_total, teacher_total, total_dot, student_share[rank], teacher_share[rank])
+    return _combined(student_total, teacher_total, total, student_share[rank], teacher_share[rank])
 
 
 def _combined(
-    student_total: Tensor, teacher_total: Tensor, dot: Tensor, student_share: Tensor | float, teacher_share: Tensor | float
+    student_total: Tensor, teacher_total: Tensor, half_mean: Tensor, student_share: Tensor | float, teacher_share: Tensor | float
 ) -> CombinedRows:
-    cross_entropy = (student_total.log() - dot / teacher_total).masked_fill_(dot == -torch.inf, torch.inf)
+    cross_entropy = (student_total.log() - 2.0 * half_mean).masked_fill_(half_mean == -torch.inf, torch.inf)
     # A student row of -inf alone has no softmax; its share of the gradient is 0.
     student_scale = (student_share / student_total).masked_fill_(student_total == 0, 0.0)
     return CombinedRows(cross_entropy, student_scale, teacher_share / teacher_total)
@@ -152,10 +181,13 @@ class VocabParallelSoftCE(torch.autograd.Function):
         for rows in row_slices(num_rows, block_rows):
             place = rows if keep else slice(0, rows.stop - rows.start)
             student_tile, teacher_tile = tiles[0, :, place], tiles[1, :, place]
-            student_tile[0].copy_(student.take(rows))
+            write_student_ = partial(_copy_rows_, student, rows, student_tile[0])
+            write_student_()
             teacher_rows = teacher.take(rows).to(tiles.dtype).unsqueeze(0)
             products = scratch[:, : rows.stop - rows.start]
-            measure_and_exponentiate_((student_tile,), (teacher_rows,), (teacher_tile,), (products,), statistics[rows])
+            measure_and_exponentiate_(
+                (student_tile,), (teacher_rows,), (teacher_tile,), (products,), statistics[rows], write_student_
+            )
         combined = combine_row_statistics(statistics, tp_group)
         ctx.shape, ctx.dtype, ctx.supervision = student_logits.shape, student_logits.dtype, supervision
         ctx.block_rows, ctx.keep = block_rows, keep
@@ -182,6 +214,10 @@ class VocabParallelSoftCE(torch.autograd.Function):
             else:
                 matrix.index_copy_(0, supervision.rows[rows], row_gradient)
         return gradient, None, None, None, None, None
+
+
+def _copy_rows_(source: RowSource, rows: slice, out: Tensor) -> None:
+    out.copy_(source.take(rows))
 
 
 def _kept_differences(ctx: Any) -> Callable[[slice], Tensor]:

@@ -165,7 +165,16 @@ def test_a_bad_bin_in_a_masked_row_is_legal() -> None:
         assert stats.counts.tolist() == [2.0, 2.0, 1.0]
 
 
-@pytest.mark.parametrize(("row", "position"), [(-1, 2), (3, 2), (0, 0), (0, 12), (2, -3), (0, -999), (2**40, 2), (0, 2**40)])
+INT64 = torch.iinfo(torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("row", "position"),
+    [
+        *[(-1, 2), (3, 2), (0, 0), (0, 12), (2, -3), (0, -999), (2**40, 2), (0, 2**40)],
+        *[(0, INT64.min), (0, INT64.max), (INT64.min, 2), (INT64.max, 2)],
+    ],
+)
 def test_active_slots_outside_the_teacher_are_named(row: int, position: int) -> None:
     """(row 2, P = -3) would be a legal flat row of row 1: each coordinate is checked by itself."""
     arguments = dflash_arguments()
