@@ -80,7 +80,7 @@ class DraftAttention(nn.Module):
         return apply_rotary(self.k_norm(self._heads(self.k_proj(rows))), *rotation), self._heads(self.v_proj(rows))
 
     def _heads(self, states: Tensor) -> Tensor:
-        return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return torch.unflatten(states, -1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class DraftMLP(nn.Module):

@@ -88,7 +88,7 @@ def load_draft(
         raise ConfigError(f"{mask_embedding}: a mask embedding apart from the target's embedding is not supported")
     tensors = _read_tensors(folder)
     with torch.device("meta"):
-        model: Any = model_class(config)  # type: ignore[arg-type]
+        model: Any = model_class(config)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tensors = {name: tensor for name, tensor in tensors.items() if name in wanted or name not in TARGETS_OWN_TENSORS}
     _refuse(f"{folder} does not hold the draft its {CONFIG_FILE} describes", _differences(wanted, tensors))

@@ -172,9 +172,10 @@ def load_target(target: str, *, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(target, dtype=dtype, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(target, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"cannot load the target {target}: {error}") from error
+    model, found = loaded
     if found["missing_keys"]:
         raise ConfigError(f"the target {target} lacks weights of {type(model).__name__}: {sorted(found['missing_keys'])[:5]}")
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
