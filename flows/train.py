@@ -33,7 +33,7 @@ from xtok import storage
 from xtok.cli.visible import visible
 from xtok.errors import XtokError
 from xtok.train.config_file import absolute_train_config, load_bundled_train_config, load_train_config
-from xtok.train.output_lock import is_being_written
+from xtok.train.output_lock import reason_to_wait
 
 __all__ = ["main", "train"]
 
@@ -92,13 +92,10 @@ def train(config: str | dict[str, Any] | None = None) -> dict[str, Any]:
     logger = get_run_logger()
     given = load_bundled_train_config() if config is None else load_train_config(config)
     checked = absolute_train_config(given)
-    if _is_scheduled() and not storage.exists(storage.join(checked.dataset, "manifest.json")):
-        return _nothing(f"nothing to do: no manifest is published in {checked.dataset} yet", logger)
-    if _is_scheduled() and is_being_written(checked.output):
-        return _nothing(f"nothing to do: the run before is still training into {checked.output}", logger)
-    reason = check_task(checked)
+    reason = (reason_to_wait(checked) if _is_scheduled() else None) or check_task(checked)
     if reason is not None:
-        return _nothing(f"nothing to do: {reason}", logger)
+        logger.info("nothing to do: %s", reason)
+        return {"nothing_to_do": f"nothing to do: {reason}"}
     logger.info(
         "%d steps on %s into %s, %d ranks here", checked.steps, checked.dataset, checked.output, checked.parallel.processes
     )
@@ -106,11 +103,6 @@ def train(config: str | dict[str, Any] | None = None) -> dict[str, Any]:
     report_task(checked, result["exported"], time.monotonic() - began)
     logger.info("trained to step %d; exported %s", result["step"], ", ".join(result["exported"].values()) or "nothing")
     return result
-
-
-def _nothing(reason: str, logger: Any) -> dict[str, Any]:
-    logger.info("%s", reason)
-    return {"nothing_to_do": reason}
 
 
 def _is_scheduled() -> bool:

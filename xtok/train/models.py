@@ -47,14 +47,14 @@ def load_model(settings: TrainModel, *, dtype: torch.dtype, context_length: int)
     options: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
     if settings.revision is not None:
         options["revision"] = settings.revision
+    model: Any
     try:
         if settings.random_weights:
             config = AutoConfig.from_pretrained(settings.model, **options)
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
         else:
-            model, loading = AutoModelForCausalLM.from_pretrained(
-                settings.model, dtype=dtype, output_loading_info=True, **options
-            )
+            loaded: Any = AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype, output_loading_info=True, **options)
+            model, loading = loaded
             _check_weights(settings.model, model, loading)
     except XtokError:
         raise

@@ -9,10 +9,11 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from schemas.train_config import TrainConfig
 from xtok import storage
 from xtok.errors import TrainingError
 
-__all__ = ["is_being_written", "only_writer"]
+__all__ = ["is_being_written", "only_writer", "reason_to_wait"]
 
 LOCK_FILE = ".lock"
 
@@ -40,3 +41,12 @@ def is_being_written(output: str) -> bool:
             return False
     except TrainingError:
         return True
+
+
+def reason_to_wait(config: TrainConfig) -> str | None:
+    """Why a run that a schedule started has nothing to do yet, where one that a person started fails; None when it can begin."""
+    if not storage.exists(storage.join(config.dataset, "manifest.json")):
+        return f"no manifest is published in {config.dataset} yet"
+    if is_being_written(config.output):
+        return f"the run before is still training into {config.output}"
+    return None

@@ -17,7 +17,7 @@ from tests.unit.train.support import make_config, read_metrics
 from xtok.errors import StorageError, TrainingError
 from xtok.train.export import export_checkpoint
 from xtok.train.metrics_log import MetricsLog
-from xtok.train.output_lock import is_being_written, only_writer
+from xtok.train.output_lock import is_being_written, only_writer, reason_to_wait
 from xtok.train.run_record import begin_run
 
 QUICK: dict[str, Any] = {
@@ -49,13 +49,16 @@ def test_one_run_at_a_time(world: dict[str, Any], tmp_path: Path, run: Any) -> N
         for start in (lambda: run(document), lambda: begin_run(config)):
             with pytest.raises(TrainingError, match=r"another run is training into .*/run: wait for its end"):
                 start()
+        assert "the run before is still training" in str(reason_to_wait(config)), "what a schedule starts waits for the next time"
         assert not (tmp_path / "run/run.json").exists()
         other.kill()
         other.wait()
-    assert not is_being_written(output)
+    assert reason_to_wait(config) is None
     with only_writer(output):
         assert is_being_written(output)
     assert run(document)["step"] == 1
+    unpublished = TrainConfig.model_validate({**document, "dataset": str(tmp_path)})
+    assert reason_to_wait(unpublished) == f"no manifest is published in {tmp_path} yet"
 
 
 @pytest.mark.parametrize(

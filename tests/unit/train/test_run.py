@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, Gemma2Config, Gemma2ForCausalLM
 
 from schemas.train_config import TrainConfig
+from tests.bench.report import figure_of
+from tests.bench.training import figures
 from tests.unit.train.support import make_config, read_metrics
 from xtok.draft.export import load_draft
 from xtok.errors import TrainingError
@@ -238,6 +241,12 @@ def test_a_step_says_how_long_it_waited_for_its_batch(
         assert after["seconds_waiting"] > 0.1
         assert after["tokens_per_s"] < after["tokens"] / after["seconds_waiting"]
         assert before["step"] == 1 or before["seconds_waiting"] < 0.05
+    total = sum(line["seconds"] + line["seconds_waiting"] for line in slowed)
+    none: dict[str, float] = defaultdict(float)
+    [waiting] = [
+        figure_of(row) for row in figures(none, none, (total, total), slowed) if "waiting for the loader" in row["metric"]
+    ]
+    assert not waiting.passed, "the bench misses its limit then"
 
 
 def test_a_run_that_is_done_exports_again_and_trains_no_more(world: dict[str, Any], tmp_path: Path, run: Any) -> None:
