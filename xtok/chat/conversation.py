@@ -99,7 +99,9 @@ def engines_differ(messages: list[Message], tools: Any, template_kwargs: Mapping
     Floats and integers beyond 64 bits print differently; None in data is an error in a loop or a join to one engine and empty to
     the other; lists and objects print the strings in them escaped by another table; and see `_ODD_BLANKS`.
     """
-    if any(_prints_differently(value) for value in template_kwargs.values()) or (tools is not None and _prints_differently(tools)):
+    if any(_prints_differently(value) for value in template_kwargs.values()) or (
+        tools is not None and _prints_differently(tools)
+    ):
         return True
     for message in messages:
         for value in message.values():
