@@ -34,10 +34,10 @@ DESCRIPTION = "share of a step outside the models' forward and backward"
 
 STEPS, WARM_UP, CHECKPOINT_EVERY = 12, 2, 5
 HIDDEN, CONTEXT = 256, 512
-# Limits. What is around models and losses is to be negligible: a twentieth of the step, less for each part of it (checkpoints apart: in
-# wall time, since they wait for the disk); a step that waits for the loader at all shows. What the losses add (softmax, projection, their gradients, for three sets of logits) depends on the sizes,
-# and this small hidden size makes matmuls cheap and it dear: a tenth above what was measured (0.38), so that a slower loss shows; the
-# bench `distillation` holds the losses against dense ones.
+# Limits. What is around models and losses is to be negligible: a twentieth of the step, less for each part of it (checkpoints apart:
+# in wall time, since they wait for the disk); a step that waits for the loader at all shows. What the losses add (softmax, projection,
+# their gradients, for three sets of logits) depends on the sizes, and this small hidden size makes matmuls cheap and it dear: a tenth
+# above what was measured (0.38), so that a slower loss shows; the bench `distillation` holds the losses against dense ones.
 # part -> the functions that are it; a function that runs inside another counts for itself alone.
 TIMED = {
     "bodies": [
