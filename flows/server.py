@@ -105,8 +105,13 @@ def private_server(home: Path) -> PrivateServer:
         environment = {**os.environ, **home_variables(home), **shortcuts, "PREFECT_SERVER_API_PORT": str(port)}
         # It must not ask itself, or a server of the user's, for anything.
         environment.pop("PREFECT_API_URL", None)
+        # A session of its own: Ctrl-C in the terminal is for the run, which still has to tell the server how it ended.
         process = subprocess.Popen(
-            [*command, "--remove-home"], env=environment, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL
+            [*command, "--remove-home"],
+            env=environment,
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
     server = PrivateServer(process, home, port)
     atexit.register(server.stop)

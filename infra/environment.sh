@@ -13,7 +13,7 @@ find_python() {
     return 1
 }
 
-# ensure_environment EXTRA: `base`, or an extra of pyproject.toml. Afterwards `python` is the environment's.
+# ensure_environment EXTRA: an extra of pyproject.toml. Afterwards `python` is the environment's.
 ensure_environment() {
     local extra=$1 venv=$root/.venv python stamp digest
     if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
@@ -23,8 +23,8 @@ ensure_environment() {
     . "$venv/bin/activate"
     digest=$(python -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest()[:16])' "$root/pyproject.toml")
     stamp=$venv/.xtok-$extra-$digest
-    # The dev extra holds all of the base.
-    if [ -e "$stamp" ] || { [ "$extra" = base ] && [ -e "$venv/.xtok-dev-$digest" ]; }; then
+    # The dev extra holds all of the others.
+    if [ -e "$stamp" ] || [ -e "$venv/.xtok-dev-$digest" ]; then
         return
     fi
     echo "installing xtok ($extra) into $venv; the first time takes a few minutes" >&2
@@ -34,16 +34,16 @@ ensure_environment() {
 
 install_xtok() {
     local pip=(python -m pip install -qq --disable-pip-version-check --no-input) torch
-    if [ "$1" != base ]; then
-        "${pip[@]}" -e "$root[$1]"
+    if [ "$1" = dev ]; then
+        "${pip[@]}" -e "$root[dev]"
         return
     fi
     # Left open, torch resolves to its newest build, often with gigabytes of GPU libraries; the version that the dev extra pins is
     # the tested one. A torch that is already there stays.
     torch=$(sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' "$root/pyproject.toml")
     if python -c 'import torch' 2>/dev/null; then
-        "${pip[@]}" -e "$root"
+        "${pip[@]}" -e "$root[$1]"
     else
-        "${pip[@]}" -e "$root" "$torch" || "${pip[@]}" -e "$root"
+        "${pip[@]}" -e "$root[$1]" "$torch" || "${pip[@]}" -e "$root[$1]"
     fi
 }

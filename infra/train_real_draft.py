@@ -14,15 +14,13 @@ import json
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from xtok.draft.decoding import Proposal, Sampler
+from xtok.draft.baselines import UnigramDrafter, most_frequent_token
 from xtok.draft.dflash import DFlashConfig, DFlashDraftModel
 from xtok.draft.drafter import ModelDrafter
 from xtok.draft.export import export_draft
@@ -34,26 +32,6 @@ from xtok.errors import ConfigError
 from xtok.tokenizers import load_tokenizer
 
 BUNDLED = Path(__file__).resolve().parent / "bundled" / "chats.jsonl"
-
-
-class UnigramDrafter:
-    """Drafts the training answers' most frequent token, over and over."""
-
-    layer_ids = (0,)
-
-    def __init__(self, answers: Sequence[Sequence[int]], num_drafts: int) -> None:
-        token, _ = Counter(token for answer in answers for token in answer).most_common(1)[0]
-        self._tokens = torch.full((num_drafts,), token)
-
-    def reset(self) -> None:
-        """Nothing is remembered."""
-
-    def observe(self, features: Tensor) -> None:
-        """Nothing is looked at."""
-
-    def propose(self, anchor_token: int, anchor_position: int, sampler: Sampler) -> Proposal:
-        """The same guess everywhere."""
-        return Proposal(self._tokens)
 
 
 def chat_prompts(files: Sequence[str], tokenizer: Any, max_tokens: int) -> list[list[int]]:
@@ -153,8 +131,12 @@ def describe(name: str, report: SpeculationReport) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", help="folder of the target, with its tokenizer")
-    parser.add_argument("--mask-token", required=True, help="a reserved token of the target's vocabulary, no padding or end of text")
-    parser.add_argument("--chats", nargs="*", default=None, help="JSONL files with messages; default the bundled ones and $XTOK_SHARED")
+    parser.add_argument(
+        "--mask-token", required=True, help="a reserved token of the target's vocabulary, no padding or end of text"
+    )
+    parser.add_argument(
+        "--chats", nargs="*", default=None, help="JSONL files with messages; default the bundled ones and $XTOK_SHARED"
+    )
     parser.add_argument("--out", default=None, help="export the trained draft here")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -187,7 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     draft = DFlashDraftModel(config)
     size = sum(parameter.numel() for parameter in draft.parameters())
-    print(f"draft: {size / 1e6:.1f} M parameters, taps {config.target_layer_ids}, mask {config.mask_token_id}, block {config.block_size}")
+    print(
+        f"draft: {size / 1e6:.1f} M parameters, taps {config.target_layer_ids}, mask {config.mask_token_id}, block {config.block_size}"
+    )
 
     prompts = chat_prompts(files, tokenizer, options.max_prompt_tokens)
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(0)).tolist()
@@ -207,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return line
 
     table = [evaluate("untrained draft", ModelDrafter(draft, target))]
-    table.append(evaluate("most frequent token", UnigramDrafter(answers, config.num_draft_slots)))
+    table.append(evaluate("most frequent token", UnigramDrafter(most_frequent_token(answers), config.num_draft_slots)))
     train(draft, target, rows, options)
     table.append(evaluate(f"draft after {options.steps} steps", ModelDrafter(draft, target), check=True))
     print("| drafter | tau | rounds | longest | equal to plain greedy |", "|---|---|---|---|---|", *table, sep="\n")

@@ -62,7 +62,12 @@ class DraftAttention(nn.Module):
         self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
     def forward(
-        self, slots: Tensor, context: Tensor, slot_rotation: Rotation, context_rotation: Rotation, attend: Attend,
+        self,
+        slots: Tensor,
+        context: Tensor,
+        slot_rotation: Rotation,
+        context_rotation: Rotation,
+        attend: Attend,
         cache: ContextCache | None,
     ) -> Tensor:
         query = apply_rotary(self.q_norm(self._heads(self.q_proj(slots))), *slot_rotation)
@@ -108,7 +113,12 @@ class DraftLayer(nn.Module):
         self.mlp = DraftMLP(config)
 
     def forward(
-        self, slots: Tensor, context: Tensor, slot_rotation: Rotation, context_rotation: Rotation, attend: Attend,
+        self,
+        slots: Tensor,
+        context: Tensor,
+        slot_rotation: Rotation,
+        context_rotation: Rotation,
+        attend: Attend,
         cache: ContextCache | None,
     ) -> Tensor:
         slots = slots + self.self_attn(self.input_layernorm(slots), context, slot_rotation, context_rotation, attend, cache)
@@ -182,7 +192,9 @@ class DraftBody(nn.Module):
         for layer in self.layers:
             slots = layer(slots, context, slot_rotation, context_rotation, attend, cache)
         hidden = split_blocks(self.norm(slots), self.config.block_size)
-        return BlockStates(hidden) if previous_tokens is None else self.with_heads(hidden, previous_tokens.view(hidden.shape[:-1]))
+        return (
+            BlockStates(hidden) if previous_tokens is None else self.with_heads(hidden, previous_tokens.view(hidden.shape[:-1]))
+        )
 
     def with_heads(self, hidden: Tensor, previous_tokens: Tensor) -> BlockStates:
         """What the heads add to hidden [B, A, K, H], given int64 previous tokens [B, A, K]: nothing here."""

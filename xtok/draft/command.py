@@ -32,7 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--seed", type=int, default=0, help="of sampling")
     parser.add_argument("--confidence-threshold", type=float, default=0.0, help="DSpark: draft up to the first slot below it")
-    parser.add_argument("--dtype", choices=sorted(_DTYPES), default="float32", help="greedy output is guaranteed in float32 alone")
+    parser.add_argument(
+        "--dtype", choices=sorted(_DTYPES), default="float32", help="greedy output is guaranteed in float32 alone"
+    )
+    parser.add_argument(
+        "--baselines", action="store_true", help="also decode with an untrained draft and with a guess of one token"
+    )
     parser.add_argument("--no-check", action="store_true", help="do not decode plainly as well")
 
 
@@ -54,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
         max_prompt_tokens=options.max_prompt_tokens,
         dtype=_DTYPES[options.dtype],
         check=not options.no_check,
+        baselines=options.baselines,
         progress=progress,
     )
     print(report.text())

@@ -95,7 +95,9 @@ class DraftConfig(BaseModel):
         if self.mask_token_id >= self.vocab_size:
             raise ValueError(f"mask_token_id {self.mask_token_id} is beyond the target's {self.vocab_size} embedding rows")
         if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(f"{self.num_attention_heads} attention heads are no multiple of {self.num_key_value_heads} key heads")
+            raise ValueError(
+                f"{self.num_attention_heads} attention heads are no multiple of {self.num_key_value_heads} key heads"
+            )
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} must be even for rotary positions")
         if math.exp(-1.0 / self.effective_slot_decay) == 0.0:
@@ -164,7 +166,9 @@ class DraftConfig(BaseModel):
             "head_dim": _read(text, "head_dim", _read(text, "hidden_size") // heads),
             "vocab_size": _read(text, "vocab_size"),
             "num_target_layers": layers,
-            "target_layer_ids": default_target_layer_ids(layers, num_draft_layers) if target_layer_ids is None else target_layer_ids,
+            "target_layer_ids": default_target_layer_ids(layers, num_draft_layers)
+            if target_layer_ids is None
+            else target_layer_ids,
             "mask_token_id": mask_token_id,
             "rms_norm_eps": _read(text, "rms_norm_eps", 1e-6),
             "rope_theta": _rope_theta(text),
@@ -205,7 +209,9 @@ class DSparkConfig(DraftConfig):
     @model_validator(mode="after")
     def _confidence_has_its_input(self) -> Self:
         if self.enable_confidence_head and self.confidence_head_with_markov and self.markov_rank == 0:
-            raise ValueError("confidence_head_with_markov needs markov_rank >= 1: set it to false, or give the draft a Markov head")
+            raise ValueError(
+                "confidence_head_with_markov needs markov_rank >= 1: set it to false, or give the draft a Markov head"
+            )
         return self
 
     @property
@@ -237,7 +243,9 @@ def _check_rope(config: DraftConfig) -> None:
     """Build the frequencies once: an unknown kind or a missing factor is said here and not at the first step."""
     rope_type = (config.rope_scaling or {})["rope_type"]
     if rope_type in ("dynamic", "longrope"):
-        raise ValueError(f"rope_scaling {rope_type!r} depends on the length of the sequence, which the draft's body does not follow")
+        raise ValueError(
+            f"rope_scaling {rope_type!r} depends on the length of the sequence, which the draft's body does not follow"
+        )
     try:
         rotary = RotaryEmbedding(
             config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling, max_positions=config.max_position_embeddings
@@ -246,7 +254,9 @@ def _check_rope(config: DraftConfig) -> None:
         raise ValueError(f"rope_scaling {config.rope_scaling}: {error.args[0]}") from error
     partial = (config.rope_scaling or {}).get("partial_rotary_factor", 1.0)
     if len(rotary.inv_freq) != config.head_dim // 2 or (rope_type == "default" and partial != 1.0):
-        raise ValueError(f"rope_scaling {config.rope_scaling} rotates a part of head_dim {config.head_dim}: the draft rotates all of it")
+        raise ValueError(
+            f"rope_scaling {config.rope_scaling} rotates a part of head_dim {config.head_dim}: the draft rotates all of it"
+        )
 
 
 def _rope_theta(text: Any) -> float:

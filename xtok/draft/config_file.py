@@ -88,7 +88,9 @@ def parse_config(
     architectures = raw.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(name, str) or name not in DRAFT_CLASSES:
-        raise ConfigError(f"{place}: architectures {architectures} is no draft known here: expected one of {sorted(DRAFT_CLASSES)}")
+        raise ConfigError(
+            f"{place}: architectures {architectures} is no draft known here: expected one of {sorted(DRAFT_CLASSES)}"
+        )
     nested = raw.get("dflash_config") or {}
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     for field, value in (("dflash_config", nested), ("rope_parameters or rope_scaling", rope)):

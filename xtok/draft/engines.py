@@ -28,10 +28,20 @@ _ROWS = (
     ("`target_layer_ids` (top level, DSpark)", "last choice, adds 1", "second choice", "not used"),
     ("`dflash_config.mask_token_id`", "first choice", "first choice", "not used"),
     ("`mask_token_id` (top level, DSpark)", "second choice", "second choice", "read"),
-    ("`block_size`", "not used: set `num_speculative_tokens` (K - 1 DFlash, K DSpark)", "`dflash_config`, then top level", "read"),
+    (
+        "`block_size`",
+        "not used: set `num_speculative_tokens` (K - 1 DFlash, K DSpark)",
+        "`dflash_config`, then top level",
+        "read",
+    ),
     ("`num_target_layers`", "not used", "`dflash_config`, then top level", "not used"),
     ("`markov_rank`, `markov_head_type`", "vanilla only", "top level, rank > 0 required for DSPARK; all three types", "read"),
-    ("`enable_confidence_head`, `confidence_head_with_markov`", "read in some versions (absent: both true)", "the first is read", "read"),
+    (
+        "`enable_confidence_head`, `confidence_head_with_markov`",
+        "read in some versions (absent: both true)",
+        "the first is read",
+        "read",
+    ),
     ("`sample_from_anchor`", "layout, newer versions", "not used", "layout: true is next-token"),
     ("`dspark_bonus_anchor`", "layout, older versions", "not used", "not used"),
     ("`layer_types`", "read, with `sliding_window`", "read, with `sliding_window`", _NESTED),
@@ -45,7 +55,12 @@ _ROWS = (
     ),
     ("`torch_dtype`", "default of `--dtype`", "default of `--dtype`", "not used"),
     ("`tie_word_embeddings`, `attention_dropout`, `initializer_range`", "no effect", "no effect", "no effect"),
-    ("tensors `embed_tokens`, `lm_head` (not written)", "the target's are shared", "the target's are shared", "stored with the draft"),
+    (
+        "tensors `embed_tokens`, `lm_head` (not written)",
+        "the target's are shared",
+        "the target's are shared",
+        "stored with the draft",
+    ),
 )
 
 
@@ -55,7 +70,7 @@ def engine_table() -> str:
     lines = [_line(header), _line(("---",) * len(header)), *(_line(row) for row in _ROWS)]
     notes = (
         "",
-        "Read in public sources, not run there. vLLM: set `method` explicitly (a path that contains \"dflash\" decides otherwise). "
+        'Read in public sources, not run there. vLLM: set `method` explicitly (a path that contains "dflash" decides otherwise). '
         "SGLang: `--speculative-num-draft-tokens` is K for DFLASH and K + 1 for DSPARK (K in older versions); it skips unknown body "
         "tensors in silence and checks the shape of `fc` alone.",
     )

@@ -122,7 +122,9 @@ def _read_tensors(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
     index = _inside(folder, INDEX_FILE)
     if not storage.exists(_inside(folder, WEIGHTS_FILE)) and storage.exists(index):
         places = _read_object(index).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(name, str) and name == os.path.basename(name) for name in places.values()):
+        if not isinstance(places, dict) or not all(
+            isinstance(name, str) and name == os.path.basename(name) for name in places.values()
+        ):
             raise ConfigError(f"{index} has no weight_map of tensor names to file names")
         names = sorted(set(places.values()))
     tensors: dict[str, Tensor] = {}

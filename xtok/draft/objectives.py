@@ -187,9 +187,7 @@ def _dspark_stats(inputs: ObjectiveInputs, *, heads: bool) -> DSparkLossStats:
         bias_weight=weight,
         confidence_logits=states.confidence if heads else None,
         bin_ids=inputs.slot_bins(),
-        weights=dspark_slot_weights(
-            inputs.eval_mask.shape[2], slot_decay=inputs.config.effective_slot_decay, device=head.device
-        ),
+        weights=dspark_slot_weights(inputs.eval_mask.shape[2], slot_decay=inputs.config.effective_slot_decay, device=head.device),
         token_chunk_size=inputs.token_chunk_size,
         logit_softcap=inputs.target.softcap,
         tp_group=inputs.tp_group,

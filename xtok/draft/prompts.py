@@ -62,7 +62,9 @@ def chat_prompt_ids(
     Raises:
         ConfigError: messages that are no conversation, no message before the answer, or a template that refuses it.
     """
-    if not isinstance(messages, list | tuple) or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages):
+    if not isinstance(messages, list | tuple) or not all(
+        isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages
+    ):
         raise ConfigError(f"messages must be a list of objects with a role, got {_short(messages)}")
     last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=len(messages))
     if last == 0:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from xtok.draft.baselines import UnigramDrafter, most_frequent_token, untrained
 from xtok.draft.decoding import DecodingResult, Drafter, Sampler, plain_decode, speculative_decode, tau
 from xtok.draft.drafter import ModelDrafter
 from xtok.draft.export import load_draft
@@ -34,6 +35,8 @@ class SpeculationReport:
     """Prompts whose output equals plain greedy decoding; None when not checked (sampling)."""
     seconds: float = 0.0
     plain_seconds: float | None = None
+    baselines: dict[str, float] = field(default_factory=dict)
+    """tau of what the draft has to beat, by name; empty when not asked for."""
 
     @property
     def tau(self) -> float:
@@ -58,6 +61,7 @@ class SpeculationReport:
         lines += [f"accepted length {length}: {count} rounds ({count / total:.1%})" for length, count in counts.items()]
         tokens = sum(len(result.tokens) for result in self.results)
         lines.append(f"tau {self.tau:.3f} over {total} rounds, {tokens} tokens in {self.seconds:.1f} s")
+        lines += [f"tau {value:.3f} with {name}" for name, value in self.baselines.items()]
         if self.num_equal is not None:
             verdict = "equals" if self.agrees else "DIFFERS FROM"
             lines.append(
@@ -86,9 +90,7 @@ def evaluate_drafter(
         report.num_equal, report.plain_seconds = 0, 0.0
     for number, prompt in enumerate(prompts):
         began = time.perf_counter()
-        result = speculative_decode(
-            target, drafter, prompt, max_new_tokens=max_new_tokens, stop_ids=stop_ids, sampler=sampler
-        )
+        result = speculative_decode(target, drafter, prompt, max_new_tokens=max_new_tokens, stop_ids=stop_ids, sampler=sampler)
         report.seconds += time.perf_counter() - began
         report.results.append(result)
         if report.num_equal is not None and report.plain_seconds is not None:
@@ -114,6 +116,7 @@ def speculate(
     max_prompt_tokens: int | None = None,
     dtype: torch.dtype = torch.float32,
     check: bool = True,
+    baselines: bool = False,
     progress: Callable[[int, DecodingResult], None] | None = None,
 ) -> SpeculationReport:
     """Load target, draft and prompts, and decode.
@@ -130,6 +133,7 @@ def speculate(
         max_prompt_tokens: keep the last tokens of longer prompts.
         dtype: of target and draft; only in fp32 is greedy output guaranteed to equal plain decoding (ties may round apart).
         check: compare greedy output with plain greedy decoding.
+        baselines: decode as well with the draft before training, and with a guess of the answers' most frequent token.
         progress: called after each prompt with its number and result.
 
     Raises:
@@ -151,16 +155,20 @@ def speculate(
         frozen.check_tokens(torch.tensor(prompt))
     drafter = ModelDrafter(model.to(frozen.device), frozen, confidence_threshold=confidence_threshold)
     sampler.generator = torch.Generator(device=frozen.device).manual_seed(seed)
-    return evaluate_drafter(
-        frozen,
-        drafter,
-        ids,
-        max_new_tokens=max_new_tokens,
-        stop_ids=stop_token_ids(frozen.model),
-        sampler=sampler,
-        check=check,
-        progress=progress,
-    )
+
+    def evaluate(drafter: Drafter, **settings: Any) -> SpeculationReport:
+        stops = stop_token_ids(frozen.model)
+        return evaluate_drafter(frozen, drafter, ids, max_new_tokens=max_new_tokens, stop_ids=stops, sampler=sampler, **settings)
+
+    report = evaluate(drafter, check=check, progress=progress)
+    if baselines:
+        token = most_frequent_token(result.tokens for result in report.results)
+        guess = UnigramDrafter(token, model.config.num_draft_slots, frozen.device)
+        report.baselines = {
+            "an untrained draft": evaluate(ModelDrafter(untrained(model), frozen), check=False).tau,
+            f"the most frequent token, {tokenizer.decode([token])!r}, as the draft": evaluate(guess, check=False).tau,
+        }
+    return report
 
 
 def load_target(target: str, *, dtype: torch.dtype = torch.float32) -> Any:

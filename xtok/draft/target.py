@@ -94,7 +94,9 @@ class FrozenTarget:
             ("num_target_layers", config.num_target_layers, self.num_layers),
         ):
             if drafts != targets:
-                raise ConfigError(f"the draft was made for a target with {name} {drafts}, {type(self.model).__name__} has {targets}")
+                raise ConfigError(
+                    f"the draft was made for a target with {name} {drafts}, {type(self.model).__name__} has {targets}"
+                )
         if config.mask_token_id >= embedding_rows:
             raise ConfigError(f"mask_token_id {config.mask_token_id} is beyond the target's {embedding_rows} embedding rows")
 

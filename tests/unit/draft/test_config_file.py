@@ -97,7 +97,10 @@ def test_dspark_of_the_other_layout_is_refused(changes: dict[str, Any]) -> None:
         ({"num_target_layers": None, "dflash.num_target_layers": 9}, {"num_target_layers": 9}),
         ({"mask_token_id": 7}, {"mask_token_id": 60}),
         ({"sample_from_anchor": False, "use_sliding_window": False}, {}),
-        ({"rope_scaling": None, "rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, {"rope_theta": 5.0}),
+        (
+            {"rope_scaling": None, "rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
+            {"rope_theta": 5.0},
+        ),
         (
             {"rope_theta": None, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0}},
             {"rope_theta": 5.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},

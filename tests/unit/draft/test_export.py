@@ -115,7 +115,10 @@ def rewrite(folder: Path, change: Any) -> None:
         (lambda t: t.pop("fc.weight"), "missing fc.weight"),
         (lambda t: t.update({"extra.weight": torch.zeros(2)}), r"unexpected extra.weight \(2,\)"),
         (lambda t: t.update({"norm.weight": torch.zeros(25)}), r"norm.weight is \(25,\), config.json says \(24,\)"),
-        (lambda t: t.update({"model.fc.weight": t.pop("fc.weight")}), r"missing fc.weight \(24, 48\); unexpected model.fc.weight"),
+        (
+            lambda t: t.update({"model.fc.weight": t.pop("fc.weight")}),
+            r"missing fc.weight \(24, 48\); unexpected model.fc.weight",
+        ),
         (lambda t: t.update({"fc.weight": t["fc.weight"].to(torch.int8)}), "fc.weight is torch.int8: quantized drafts"),
         (lambda t: t["norm.weight"].fill_(float("nan")), "damaged: norm.weight holds NaN or infinity"),
     ],
@@ -133,7 +136,9 @@ def test_stored_copies_of_the_targets_tensors_are_left_out(tmp_path: Path) -> No
     assert "lm_head.weight" not in load_draft(str(tmp_path)).state_dict()
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-10], lambda b: b"", lambda b: b"version https://git-lfs", lambda b: b"\xff" * 8 + b])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-10], lambda b: b"", lambda b: b"version https://git-lfs", lambda b: b"\xff" * 8 + b]
+)
 def test_files_that_are_not_whole_are_named(damage: Any, tmp_path: Path) -> None:
     export_draft(tiny_dflash(), tmp_path)
     weights = tmp_path / "model.safetensors"

@@ -118,9 +118,7 @@ def test_packed_documents_equal_separate_rows(architecture: str, kind: str) -> N
     rows = random_batch(2, 12, seed=4)
     lengths = [12, 9]
     packed_ids = torch.cat([rows.input_ids[0], rows.input_ids[1, :9], torch.zeros(3, dtype=torch.int64)])[None]
-    packed = DraftBatch(
-        packed_ids, (torch.arange(24) < 21).float()[None], torch.tensor([0]), torch.tensor([[12, 0, 9]])
-    )
+    packed = DraftBatch(packed_ids, (torch.arange(24) < 21).float()[None], torch.tensor([0]), torch.tensor([[12, 0, 9]]))
     features = target.features(packed_ids, model.config.target_layer_ids, seq_lens=packed.seq_lens)
     separate = target.features(rows.input_ids, model.config.target_layer_ids)
     for row, (start, length) in enumerate(zip((0, 12), lengths, strict=True)):

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tests.unit.draft.tiny import VOCAB, tiny_dflash
+from xtok.draft.baselines import most_frequent_token, untrained
 from xtok.draft.command import add_arguments, run
 from xtok.draft.decoding import DecodingResult
 from xtok.draft.export import export_draft
@@ -22,7 +23,9 @@ from xtok.draft.prompts import read_prompts
 from xtok.draft.speculate import SpeculationReport, speculate, stop_token_ids
 from xtok.errors import ConfigError, StorageError
 
-TEMPLATE = "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
@@ -62,7 +65,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_greedy_report(prompts: str, folders: dict[str, str]) -> None:
     seen: list[int] = []
     report = speculate(
-        folders["target"], folders["draft"], folders[prompts], max_new_tokens=12, progress=lambda number, result: seen.append(number)
+        folders["target"],
+        folders["draft"],
+        folders[prompts],
+        max_new_tokens=12,
+        progress=lambda number, result: seen.append(number),
     )
     assert seen == [0, 1]
     assert report.agrees
@@ -120,7 +127,10 @@ def test_prompts_are_read_up_to_the_last_answer(folders: dict[str, str]) -> None
         (b'{"messages": "w1"}', "messages must be a list of objects with a role, got 'w1'"),
         (b'{"messages": [{"content": "w1"}]}', "messages must be a list of objects with a role"),
         (b'{"messages": [{"role": "user"}], "chat_template_kwargs": [1]}', "chat_template_kwargs must be an object"),
-        (b'{"messages": [{"role": "user"}], "chat_template_kwargs": {"conversation": 1}}', "template cannot render it: TypeError"),
+        (
+            b'{"messages": [{"role": "user"}], "chat_template_kwargs": {"conversation": 1}}',
+            "template cannot render it: TypeError",
+        ),
         (b'{"prompt": 3}', "a prompt must be a string, got 3"),
         (b'{"prompt": [{"role": "user"}]}', "a prompt must be a string"),
         (b'{"prompt": ""}', "has no tokens"),
@@ -153,7 +163,10 @@ def test_lines_end_where_json_lines_end(tmp_path: Path) -> None:
     tokenizer = word_tokenizer()
     (tmp_path / "p.jsonl").write_bytes('\ufeff{"prompt": "w1\u2028w2"}\r\n{"text": "w3"}'.encode())
     (tmp_path / "p.txt").write_bytes(b"w1 w2\r\n\r\nw3\r\n")
-    assert [tokenizer.convert_ids_to_tokens(ids) for ids in read_prompts(str(tmp_path / "p.txt"), tokenizer)] == [["w1", "w2"], ["w3"]]
+    assert [tokenizer.convert_ids_to_tokens(ids) for ids in read_prompts(str(tmp_path / "p.txt"), tokenizer)] == [
+        ["w1", "w2"],
+        ["w3"],
+    ]
     assert len(read_prompts(str(tmp_path / "p.jsonl"), tokenizer)) == 2
 
 
@@ -220,3 +233,31 @@ def test_stop_ids() -> None:
     assert stop_token_ids(Model([1, 2], 3)) == {1, 2}
     assert stop_token_ids(Model(None, 3)) == {3}
     assert stop_token_ids(Model(None, None)) == set()
+
+
+def test_baselines_stand_beside_the_draft(folders: dict[str, str]) -> None:
+    prompts = folders["prompts.txt"]
+    report = speculate(folders["target"], folders["draft"], prompts, max_new_tokens=12, check=False, baselines=True)
+    fresh, guess = report.baselines.values()
+    answers = [result.tokens for result in report.results]
+    token = most_frequent_token(answers)
+    assert fresh >= 1.0
+    # By hand: a round accepts the run of that token at its place, at most as often as it is drafted, and one token of the target's own.
+    num_drafts, rounds, length = tiny_dflash().config.num_draft_slots, 0, 0
+    for answer in answers:
+        place = 1  # the prompt's own forward gives the first token
+        while place < len(answer):
+            run_length = next((k for k, found in enumerate(answer[place : place + num_drafts]) if found != token), num_drafts)
+            accepted = min(run_length + 1, len(answer) - place)
+            rounds, length, place = rounds + 1, length + accepted, place + accepted
+    assert guess == pytest.approx(length / rounds)
+    assert all(f"tau {value:.3f} with {name}" in report.text() for name, value in report.baselines.items())
+    assert not speculate(folders["target"], folders["draft"], prompts, max_new_tokens=4, check=False).baselines
+
+
+def test_an_untrained_draft_has_the_configuration_alone() -> None:
+    model = tiny_dflash()
+    fresh = untrained(model, seed=3)
+    assert fresh.config == model.config
+    assert not torch.equal(fresh.fc.weight, model.fc.weight)
+    assert torch.equal(fresh.fc.weight, untrained(model, seed=3).fc.weight)

@@ -30,7 +30,9 @@ def test_labels_and_teacher_rows_on_counted_tokens(kind: str) -> None:
     slots = torch.arange(model.config.block_size)
     expected = output.anchor_positions[..., None] + slots + offset
     assert torch.equal(output.target_ids[output.eval_mask], expected[output.eval_mask])
-    assert output.eval_mask.sum() == sum(len([k for k in slots.tolist() if k + offset >= 1 and a + k + offset < 20]) for a in range(19))
+    assert output.eval_mask.sum() == sum(
+        len([k for k in slots.tolist() if k + offset >= 1 and a + k + offset < 20]) for a in range(19)
+    )
     logits = target.model(batch.input_ids).logits[0]
     for b, a, k in output.eval_mask.nonzero().tolist():
         row = int(output.anchor_positions[b, a]) + k + offset - 1
@@ -147,7 +149,9 @@ def test_equal_logits_are_accepted_in_full() -> None:
     torch.testing.assert_close(overlap, torch.ones_like(overlap))
     assert step.metrics["greedy_acceptance_by_slot"].value().eq(1).all()
     lengths = 1 + step.output.eval_mask.sum(-1).double()
-    torch.testing.assert_close(step.metrics["tau_overlap"].value(), lengths[step.output.eval_mask.any(-1)].mean(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        step.metrics["tau_overlap"].value(), lengths[step.output.eval_mask.any(-1)].mean(), rtol=1e-5, atol=0
+    )
 
 
 def test_draws_follow_seed_epoch_and_sample() -> None:
@@ -182,7 +186,10 @@ def test_packed_documents_give_the_loss_of_separate_rows(architecture: str, kind
     target, rows = tiny_target(architecture), random_batch(2, 11)
     ids, lengths = rows.input_ids, [11, 6]
     packed = DraftBatch(
-        torch.cat([ids[0], ids[1, :6], ids.new_zeros(4)])[None], torch.ones(1, 21), torch.tensor([0]), torch.tensor([[0, *lengths]])
+        torch.cat([ids[0], ids[1, :6], ids.new_zeros(4)])[None],
+        torch.ones(1, 21),
+        torch.tensor([0]),
+        torch.tensor([[0, *lengths]]),
     )
     apart = [DraftBatch(ids[i : i + 1, :n], torch.ones(1, n), torch.tensor([i])) for i, n in enumerate(lengths)]
     settings = DraftStepSettings(num_anchors=30)
@@ -242,7 +249,11 @@ def step_of(ids: torch.Tensor, seq_lens: torch.Tensor | None = None, **inputs: A
         (lambda: step_of(IDS + 56), ValueError, "token ids 61..61 go beyond"),
         (lambda: step_of(IDS, features=tiny_target("llama").features(IDS, (1,))), ValueError, r"context must be \(2, 3, 48\)"),
         (lambda: step_of(IDS, features=tiny_target("llama").features(IDS[:1], (0, 2))), ValueError, r"got \(1, 3, 48\)"),
-        (lambda: draft_step(tiny_dflash(hidden_size=16), tiny_target("llama"), random_batch(1, 4)), ConfigError, "hidden_size 16"),
+        (
+            lambda: draft_step(tiny_dflash(hidden_size=16), tiny_target("llama"), random_batch(1, 4)),
+            ConfigError,
+            "hidden_size 16",
+        ),
         (lambda: DraftStepSettings(num_anchors=0), ValueError, "at least 1, got 0"),
         (lambda: draft_step(torch.nn.Linear(1, 1), tiny_target("llama"), random_batch(1, 4)), TypeError, "no draft model"),
         (lambda: draft_step(tiny_dflash(), tiny_target("llama"), random_batch(1, 9)).loss(ce_weight=1.0), TypeError, "one term"),
