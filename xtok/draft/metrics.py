@@ -51,11 +51,13 @@ def acceptance_metrics(*, accept: Tensor, eval_mask: Tensor, first_supervised_sl
         slot. A block cut short by the end of its row or answer counts what it has.
 
     Raises:
-        ValueError: shapes differ.
+        ValueError: shapes differ, or a first supervised slot outside the block.
     """
     if accept.shape != eval_mask.shape or accept.ndim < 1:
         raise ValueError(f"accept {tuple(accept.shape)} and eval_mask {tuple(eval_mask.shape)} must be one shape [..., K]")
     num_slots = accept.shape[-1]
+    if not 0 <= first_supervised_slot <= num_slots:
+        raise ValueError(f"first_supervised_slot is {first_supervised_slot}, must be within 0..{num_slots}, the slots of a block")
     mask = eval_mask.detach().reshape(-1, num_slots)[:, first_supervised_slot:].bool()
     # where() before anything else: an unsupervised slot may hold NaN.
     rates = accept.detach().to(torch.float64).reshape(-1, num_slots)[:, first_supervised_slot:].where(mask, 0.0)

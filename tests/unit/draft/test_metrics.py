@@ -59,3 +59,10 @@ def test_nothing_counted_is_nan_and_shapes_are_checked() -> None:
         acceptance_metrics(accept=torch.zeros(2, 4), eval_mask=torch.zeros(2, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match="differ"):
         MetricSum(torch.zeros(2), torch.zeros(3))
+
+
+@pytest.mark.parametrize("first", [-1, 5])
+def test_a_first_slot_outside_the_block_is_named(first: int) -> None:
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    with pytest.raises(ValueError, match=rf"first_supervised_slot is {first}, must be within 0\.\.4"):
+        acceptance_metrics(accept=torch.ones(2, 4), eval_mask=mask, first_supervised_slot=first)

@@ -299,3 +299,10 @@ def test_tensors_of_another_length_are_named() -> None:
     problem = random_problem(18)
     with pytest.raises(ValueError, match="student_logits are for"):
         run(problem, CrossTokenizerDistillationConfig(), student=problem.student[:, :5])
+
+
+@pytest.mark.parametrize("name", ["temperature", "alm_temperature"])
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e-300, 1e300, float("inf"), float("nan")])
+def test_temperatures_that_leave_no_softmax_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        CrossTokenizerDistillationConfig(**{name: value})

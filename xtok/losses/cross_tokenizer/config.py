@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 __all__ = ["CrossTokenizerDistillationConfig", "DistillationMode"]
 
 DistillationMode = Literal["p_kl", "gold", "h_kl", "alm"]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Beyond these a float32 softmax is one-hot or flat, and the loss's factor of temperature squared overflows or vanishes.
+Temperature = Annotated[float, Field(ge=1e-3, le=1e3)]
 
 
 class CrossTokenizerDistillationConfig(BaseModel):
@@ -26,18 +29,18 @@ class CrossTokenizerDistillationConfig(BaseModel):
 
     mode: DistillationMode | list[DistillationMode] = "p_kl"
     chunk_reduction: Literal["mixture", "geometric", "nemo"] = "mixture"
-    temperature: PositiveFloat = 1.0
+    temperature: Temperature = 1.0
     vocab_topk: PositiveInt | None = 8192
     uncommon_topk: PositiveInt = 8192
     relaxed_threshold: Annotated[float, Field(gt=0, le=1)] = 0.6
     exact_match_only: bool = False
     reverse_kl: bool = False
-    alm_temperature: PositiveFloat = 1.0
+    alm_temperature: Temperature = 1.0
     alm_epsilon: Annotated[float, Field(gt=0, lt=0.5)] = 1e-6
     teacher_combination: Literal["sum", "averaged_logits", "select_teacher"] = "sum"
     teacher_weighting: Literal["fixed", "cross_entropy", "entropy", "max_probability"] = "fixed"
     teacher_weights: list[NonNegative] | None = None
-    teacher_weighting_alpha: PositiveFloat = 1.0
+    teacher_weighting_alpha: Positive = 1.0
     kd_weight: NonNegative = 1.0
     ce_weight: NonNegative = 0.1
     dynamic_scaling: bool = False
