@@ -45,32 +45,33 @@ _BASELINE: dict[str, Tokenizer] = {}
 
 def run() -> list[dict[str, Any]]:
     """The figures."""
-    documents = _documents()
+    texts = documents()
     tokenizers = real_tokenizers.build(real_tokenizers.default_folder())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        small = _write(folder / "once.jsonl", documents, copies=1)
-        copies = max(2, TIMED_BYTES // sum(len(text.encode()) for text in documents))
-        large = _write(folder / "timed.jsonl", documents, copies)
-        larger = _write(folder / "memory.jsonl", documents, 2 * copies)
+        small = write(folder / "once.jsonl", texts, copies=1)
+        copies = max(2, TIMED_BYTES // sum(len(text.encode()) for text in texts))
+        large = write(folder / "timed.jsonl", texts, copies)
+        larger = write(folder / "memory.jsonl", texts, 2 * copies)
         with WorkerPool(WORKERS) as pool:
             times = _timings(folder, large, tokenizers, pool)
         with WorkerPool(1) as pool:  # without the baseline's tokenizers
-            _build(folder / "once", small, tokenizers, "auto", pool)
-            _build(folder / "memory", larger, tokenizers, "auto", pool, part_bytes=DEFAULT_PART_BYTES)
+            build(folder / "once", small, tokenizers, "auto", pool)
+            build(folder / "memory", larger, tokenizers, "auto", pool, part_bytes=DEFAULT_PART_BYTES)
             rss = pool.run(_peak_memory, 0, "memory")
         figures = _time_figures(times) + _rest_figures(open_dataset(str(folder / "once")))
     figures.append(_figure("worker memory, three tokenizers, parts of the default size", rss, None, "<= 900", "MB"))
     return figures
 
 
-def _documents() -> list[str]:
+def documents() -> list[str]:
+    """The texts of the data at hand."""
     shared = os.environ.get("XTOK_SHARED")
     path = Path(shared) / "data" / "texts.jsonl" if shared else REPOSITORY / "infra" / "bundled" / "udhr.jsonl"
     return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-def _write(path: Path, documents: list[str], copies: int) -> Path:
+def write(path: Path, documents: list[str], copies: int) -> Path:
     """Copies after the first have their lines shuffled, so that no two documents are the same."""
     shuffle = random.Random(7).shuffle
     with open(path, "w", encoding="utf-8") as stream:
@@ -91,7 +92,7 @@ def _config(output: Path, source: Path, tokenizers: Path, backend: str, part_byt
     )
 
 
-def _build(output: Path, source: Path, tokenizers: Path, backend: str, pool: WorkerPool, part_bytes: int = PART_BYTES) -> None:
+def build(output: Path, source: Path, tokenizers: Path, backend: str, pool: WorkerPool, part_bytes: int = PART_BYTES) -> None:
     preprocess(_config(output, source, tokenizers, backend, part_bytes), runner=pool)
 
 
@@ -101,7 +102,7 @@ def _timings(folder: Path, source: Path, tokenizers: Path, pool: WorkerPool) -> 
     number = iter(range(1000))
 
     def ours(backend: str) -> Callable[[], None]:
-        return lambda: _build(folder / f"run-{next(number)}", source, tokenizers, backend, pool)
+        return lambda: build(folder / f"run-{next(number)}", source, tokenizers, backend, pool)
 
     def baseline() -> None:
         list(pool.map(_encode_alone, jobs, lambda job: "the baseline"))
