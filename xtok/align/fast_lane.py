@@ -54,7 +54,7 @@ def align_fast(student: Side, teacher: Side) -> FastAlignment | None:
     if len(starts[0]) != len(starts[1]):
         return None  # only zero-width pieces can do this, and their documents are not simple
     first_chunk = np.searchsorted(starts[0], student.tokens.offsets)
-    settled = simple & _same_bytes((left, right), starts, first_chunk)
+    settled = simple & _same_bytes((left, right), shared, starts, first_chunk)
     pairs = pair_roles((student.adapter, student.tokens, student.specials), (teacher.adapter, teacher.tokens, teacher.specials))
     return _number((left, right), shared, first_chunk, pairs, settled)
 
@@ -115,32 +115,39 @@ def _shared_starts(line: _Line, other: _Line) -> BoolArray:
     return shared
 
 
-def _same_bytes(lines: tuple[_Line, _Line], starts: tuple[IntArray, IntArray], first_chunk: IntArray) -> BoolArray:
+def _same_bytes(
+    lines: tuple[_Line, _Line], shared: tuple[BoolArray, BoolArray], starts: tuple[IntArray, IntArray], first_chunk: IntArray
+) -> BoolArray:
     """bool [D]: every chunk of the document holds the same bytes on both sides. starts: int64 [K], first token of each chunk."""
     classes = byte_classes(lines[0].side.adapter, lines[1].side.adapter)
     left, right = (
         np.take(own, np.take(line.columns, start, mode="clip"), mode="clip")
         for own, line, start in zip(classes, lines, starts, strict=True)
     )
-    # Two first tokens of equal bytes end at a cut that both sides share, so each is its whole chunk.
-    differs = left != right
+    # Two first tokens of equal bytes end at a cut that both sides share, so each is its whole chunk. All else is spelled out.
+    longer = np.flatnonzero(left != right)
     same = np.ones(len(first_chunk) - 1, dtype=bool)
-    spelled = [_spell(line, start, differs) for line, start in zip(lines, starts, strict=True)]
+    spelled = [
+        _spell(line, is_first, np.take(start, longer, mode="clip"))
+        for line, is_first, start in zip(lines, shared, starts, strict=True)
+    ]
     if np.array_equal(spelled[0], spelled[1]):
         return same
     # Chunks have equal lengths on both sides, so the two strings can be held against each other byte by byte.
     begins = np.append(lines[0].cuts[starts[0]], lines[0].cuts[-1])
-    longer = np.flatnonzero(differs)
     place = np.flatnonzero(spelled[0] != spelled[1])
     chunk = longer[np.searchsorted(np.cumsum(begins[longer + 1] - begins[longer]), place, side="right")]
     same[np.searchsorted(first_chunk, chunk, side="right") - 1] = False
     return same
 
 
-def _spell(line: _Line, starts: IntArray, chosen: BoolArray) -> npt.NDArray[np.uint8]:
-    """Bytes of the chosen chunks' tokens (bool [K]), one after the other; specials add none."""
-    is_spelled = np.ones(len(line.columns), dtype=bool)
-    is_spelled[starts] = chosen  # a chunk that is not chosen is its first token alone
+def _spell(line: _Line, is_first: BoolArray, chosen: IntArray) -> npt.NDArray[np.uint8]:
+    """Bytes of the tokens that are not first in a chunk, and of the chosen ones, which are; specials add none.
+
+    is_first: bool [N]; chosen: int64, token indices.
+    """
+    is_spelled = ~is_first
+    is_spelled[chosen] = True
     data, _ = take_bytes(line.side.readings, np.take(line.columns, np.flatnonzero(is_spelled), mode="clip"))
     return data
 
