@@ -7,6 +7,7 @@ ended here.
 from __future__ import annotations
 
 import ctypes
+import http
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -107,12 +109,20 @@ class ServedPrefect:
         )
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The server's answer to a filter request."""
+        """The server's answer. 503 is asked again, as Prefect's own client does: the server says so while its SQLite is locked."""
         request = urllib.request.Request(
             f"{self.api_url}{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
         )
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
-            return json.load(answer)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        for seconds in (0.5, 1, 2, 4, None):
+            try:
+                with opener.open(request, timeout=30) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                if error.code != http.HTTPStatus.SERVICE_UNAVAILABLE or seconds is None:
+                    raise
+                time.sleep(seconds)
+        raise AssertionError("unreachable: the last try returns or raises")
 
     def finished_run(self, run_id: str, *, seconds: float = 120) -> dict[str, Any]:
         """The flow run once it has come to an end."""
