@@ -66,4 +66,4 @@ EOF
 echo
 echo "== 8. xtok speculate                                (accepted length of a round, against what the draft has to beat)"
 xtok speculate out/distilled/export/student out/draft/export/draft --prompts infra/bundled/chats.jsonl --limit 12 \
-    --max-new-tokens 32 --baselines 2>/dev/null | grep -E "^tau|^greedy"
+    --max-new-tokens 32 --baselines 2>out/speculate.log | grep -E "^tau|^greedy" || { cat out/speculate.log >&2; exit 1; }

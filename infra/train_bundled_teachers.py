@@ -76,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the two learn side by side
     names = [name for name in TOKENIZERS if not (options.out / name / "config.json").exists()]
+    for name in sorted(set(TOKENIZERS) - set(names)):
+        print(f"teacher {name}: already in {options.out / name}")
     folders = [options.out / f"{name}.work" for name in names]
     for name, folder in zip(names, folders, strict=True):
         publish(BUNDLED / "tokenizers" / name, folder / "data")

@@ -114,15 +114,17 @@ class ServedPrefect:
             f"{self.api_url}{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
         )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        for seconds in (0.5, 1, 2, 4, None):
+
+        def ask() -> tuple[Any] | None:
             try:
                 with opener.open(request, timeout=30) as answer:
-                    return json.load(answer)
+                    return (json.load(answer),)
             except urllib.error.HTTPError as error:
-                if error.code != http.HTTPStatus.SERVICE_UNAVAILABLE or seconds is None:
+                if error.code != http.HTTPStatus.SERVICE_UNAVAILABLE:
                     raise
-                time.sleep(seconds)
-        raise AssertionError("unreachable: the last try returns or raises")
+                return None
+
+        return wait_for(ask, seconds=30, what=f"an answer of Prefect's server to {path}")[0]
 
     def finished_run(self, run_id: str, *, seconds: float = 120) -> dict[str, Any]:
         """The flow run once it has come to an end."""

@@ -131,7 +131,7 @@ def _read_tensors(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
     for name in names:
         url = _inside(folder, name)
         try:
-            tensors |= safetensors.torch.load(storage.read_bytes(url))
+            tensors |= safetensors.torch.load(storage.read_bytes(url))  # safetensors: a JSON header and raw numbers, no pickle
         except SafetensorError as error:
             raise ConfigError(f"{url} is no whole safetensors file ({error}): fetch or export it again") from error
     return tensors
