@@ -11,7 +11,7 @@ import pytest
 
 from xtok.align import lattice
 from xtok.align.fast_lane import align_fast
-from xtok.align.verify import Side
+from xtok.align.side import pair_of_sides
 from xtok.tokenizers import FlatTokens, load_tokenizer
 
 NAMES = ("chatml_bpe", "spm_bpe", "unigram_nfkc")
@@ -41,7 +41,7 @@ def test_equals_the_general_way(repository: Path, student_name: str, teacher_nam
         offsets = np.concatenate([[0], np.cumsum([len(row) for row in kept])]).astype(np.int64)
         tokens.append(FlatTokens(np.concatenate(kept), offsets))
     got = lattice.align_flat(*adapters, *tokens)
-    sides = tuple(Side(adapter, own) for adapter, own in zip(adapters, tokens, strict=True))
+    sides = pair_of_sides(*adapters, *tokens)
     want = lattice._align_general(sides, None)
     for name in ("student_chunk_id", "teacher_chunk_id", "num_chunks", "pair_is_correct", "pair_offsets", "route"):
         assert np.array_equal(getattr(got, name), getattr(want, name)), name

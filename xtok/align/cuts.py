@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from xtok.align.running_count import running_count
+
 __all__ = ["BoolArray", "Chunks", "IntArray", "LineSide", "TokenPlaces", "chunks_from_cuts", "chunks_on_line"]
 
 BoolArray = npt.NDArray[np.bool_]
@@ -132,8 +134,7 @@ def _slots(side: LineSide, other_marks: BoolArray) -> tuple[npt.NDArray[np.int32
     events[side.zero + 1] = 0
     start_shared = other_marks[side.island_start]
     events[side.island_first] += start_shared
-    slot: npt.NDArray[np.int32] = np.cumsum(events, dtype=np.int32)
-    return slot, start_shared, other_marks[side.island_end]
+    return running_count(events), start_shared, other_marks[side.island_end]
 
 
 def _last_slots(side: LineSide, slot: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

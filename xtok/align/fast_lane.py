@@ -1,29 +1,28 @@
 """The short way through the byte lattice, for documents that need no second thought: equal lengths, specials at the ends only.
 
 Lengths alone give each side's cuts; the cuts that both sides share give the chunks. Only then are bytes compared, and only where needed:
-a chunk of one token on each side holds equal bytes exactly when both ids are of one class (classes of equal byte strings over both
-vocabularies, made once), which is two look-ups; the tokens of all other chunks are spelled out and compared as one string. Since
-chunks tile a document, this is the comparison of the whole bytes. A document that fails anywhere is left to the general way, which
-knows every reading; what is settled here, the general way would settle alike (a parity test says so).
+a chunk of one token on each side holds equal bytes exactly when both tokens have one code (see `token_codes`), which is looked up
+with the lengths; the tokens of all other chunks are spelled out and compared as one string. Since chunks tile a document, this is the
+comparison of the whole bytes. A document that fails anywhere is left to the general way, which knows every reading; what is settled
+here, the general way would settle alike (a parity test says so).
 
-Shape legend: D = documents, N = tokens of one side, K = content chunks over all documents, V = readings of one side's vocabulary.
+Shape legend: D = documents, N = tokens of one side, K = content chunks over all documents.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from xtok.align.byte_readings import readings_of, take_bytes
+from xtok.align.byte_readings import document_ranges, take_bytes
 from xtok.align.cuts import BoolArray, IntArray
+from xtok.align.running_count import running_count
+from xtok.align.side import Plain, Side
 from xtok.align.specials import RolePairs, pair_roles
-from xtok.align.verify import Side, prefix_guess
-from xtok.tokenizers.adapter import TokenizerAdapter
+from xtok.align.token_codes import Codes
+from xtok.align.verify import prefix_guess
 
 __all__ = ["FastAlignment", "align_fast"]
 
@@ -44,66 +43,62 @@ def align_fast(student: Side, teacher: Side) -> FastAlignment | None:
     """Align what needs no second thought; None where the two tokenizers never allow it, or no document does."""
     if "offset" in (student.adapter.route, teacher.adapter.route):
         return None
-    strips = prefix_guess(student, teacher), prefix_guess(teacher, student)
-    left, right = _Line.of(student, strips[0]), _Line.of(teacher, strips[1])
-    simple = left.simple & right.simple & (np.diff(left.bounds) == np.diff(right.bounds))
-    if not np.array_equal(left.bounds, right.bounds):
-        return _align_some(student, teacher, simple)
-    shared = _shared_starts(left, right), _shared_starts(right, left)
-    starts = np.flatnonzero(shared[0]), np.flatnonzero(shared[1])
-    if len(starts[0]) != len(starts[1]):
-        return None  # only zero-width pieces can do this, and their documents are not simple
-    first_chunk = np.searchsorted(starts[0], student.tokens.offsets)
-    settled = simple & _same_bytes((left, right), shared, starts, first_chunk)
-    pairs = pair_roles((student.adapter, student.tokens, student.specials), (teacher.adapter, teacher.tokens, teacher.specials))
-    return _number((left, right), shared, first_chunk, pairs, settled)
-
-
-def _align_some(student: Side, teacher: Side, simple: BoolArray) -> FastAlignment | None:
-    """The simple documents alone, where others keep the two sides from lying on one line."""
-    documents = np.flatnonzero(simple)
-    if 2 * len(documents) < len(simple):
-        return None  # not worth a copy
-    (left, left_index), (right, right_index) = student.select(documents), teacher.select(documents)
-    found = align_fast(left, right)
-    if found is None:
+    lines = _Line.of(student, prefix_guess(student, teacher)), _Line.of(teacher, prefix_guess(teacher, student))
+    simple = lines[0].simple & lines[1].simple & (np.diff(lines[0].bounds) == np.diff(lines[1].bounds))
+    if not simple.any():
         return None
-    settled = np.zeros(len(simple), dtype=bool)
-    settled[documents] = found.settled
-    num_chunks = np.zeros(len(simple), dtype=np.int64)
-    num_chunks[documents] = found.num_chunks
-    student_ids = np.full(len(student.tokens.ids), -1, dtype=np.int32)
-    teacher_ids = np.full(len(teacher.tokens.ids), -1, dtype=np.int32)
-    student_ids[left_index], teacher_ids[right_index] = found.student_chunk_id, found.teacher_chunk_id
-    return FastAlignment(settled, student_ids, teacher_ids, num_chunks)
+    if not simple.all():
+        lines = lines[0].without(~simple), lines[1].without(~simple)
+    shared = _shared_starts(*lines), _shared_starts(*reversed(lines))
+    starts = np.flatnonzero(shared[0]), np.flatnonzero(shared[1])
+    first_chunk = np.searchsorted(starts[0], student.tokens.offsets)
+    settled = simple & _same_bytes(lines, shared, starts, first_chunk)
+    pairs = pair_roles((student.adapter, student.tokens, student.specials), (teacher.adapter, teacher.tokens, teacher.specials))
+    return _number(lines, shared, first_chunk, pairs, settled)
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
     """One side's content bytes as one line over all documents.
 
-    columns: int64 [N], reading of each token. cuts: int64 [N + 1], specials have no width. bounds: int64 [D + 1], the documents' ends on
-    the line. simple: bool [D].
+    plain: the reading of each token. cuts: int64 [N + 1], specials have no width. bounds: int64 [D + 1], the documents' ends on the line.
+    simple: bool [D]. muted: int64, sorted indices of tokens that take no part; they have no width.
     """
 
     side: Side
-    columns: IntArray
+    plain: Plain
     cuts: IntArray
     bounds: IntArray
     simple: BoolArray
+    muted: IntArray
 
     @staticmethod
     def of(side: Side, strip: BoolArray) -> _Line:
         tokens, specials = side.tokens, side.specials
-        columns, lengths = side.without_prefix(strip)
-        cuts = np.zeros(len(columns) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=cuts[1:])
+        plain = side.without_prefix(strip)
+        cuts = _running_ends(plain.lengths)
         num_specials = np.bincount(specials.document, minlength=tokens.num_texts)
         simple = (num_specials == specials.num_leading + specials.num_trailing) & ~side.has_unknown("marks")
-        empty = side.empty if lengths is side.lengths else np.flatnonzero(lengths == 0)
+        empty = side.empty if plain.lengths is side.lengths else np.flatnonzero(plain.lengths == 0)
         if len(empty) != len(specials.index):  # pieces without bytes: which chunk they join is for the general way
             simple[np.searchsorted(tokens.offsets, np.setdiff1d(empty, specials.index), side="right") - 1] = False
-        return _Line(side, columns, cuts, cuts[tokens.offsets], simple)
+        return _Line(side, plain, cuts, cuts[tokens.offsets], simple, np.empty(0, dtype=np.int64))
+
+    def without(self, documents: BoolArray) -> _Line:
+        """The line on which `documents` (bool [D]) have no width: they must not shift the others against the other side."""
+        offsets = self.side.tokens.offsets
+        muted, _ = document_ranges(offsets, np.flatnonzero(documents))
+        lengths = self.plain.lengths.copy()
+        lengths[muted] = 0
+        cuts = _running_ends(lengths)
+        return replace(self, plain=replace(self.plain, lengths=lengths), cuts=cuts, bounds=cuts[offsets], muted=muted)
+
+
+def _running_ends(lengths: Codes) -> IntArray:
+    cuts = np.empty(len(lengths) + 1, dtype=np.int64)
+    cuts[0] = 0
+    np.cumsum(lengths, out=cuts[1:])
+    return cuts
 
 
 def _shared_starts(line: _Line, other: _Line) -> BoolArray:
@@ -112,6 +107,7 @@ def _shared_starts(line: _Line, other: _Line) -> BoolArray:
     marks[other.cuts[:-1]] = True
     shared = np.take(marks, line.cuts[:-1], mode="clip")  # "clip" spares numpy the check: no cut lies outside
     shared[line.side.specials.index] = False
+    shared[line.muted] = False
     return shared
 
 
@@ -119,11 +115,7 @@ def _same_bytes(
     lines: tuple[_Line, _Line], shared: tuple[BoolArray, BoolArray], starts: tuple[IntArray, IntArray], first_chunk: IntArray
 ) -> BoolArray:
     """bool [D]: every chunk of the document holds the same bytes on both sides. starts: int64 [K], first token of each chunk."""
-    classes = byte_classes(lines[0].side.adapter, lines[1].side.adapter)
-    left, right = (
-        np.take(own, np.take(line.columns, start, mode="clip"), mode="clip")
-        for own, line, start in zip(classes, lines, starts, strict=True)
-    )
+    left, right = (np.take(line.plain.codes, start, mode="clip") for line, start in zip(lines, starts, strict=True))
     # Two first tokens of equal bytes end at a cut that both sides share, so each is its whole chunk. All else is spelled out.
     longer = np.flatnonzero(left != right)
     same = np.ones(len(first_chunk) - 1, dtype=bool)
@@ -148,7 +140,8 @@ def _spell(line: _Line, is_first: BoolArray, chosen: IntArray) -> npt.NDArray[np
     """
     is_spelled = ~is_first
     is_spelled[chosen] = True
-    data, _ = take_bytes(line.side.readings, np.take(line.columns, np.flatnonzero(is_spelled), mode="clip"))
+    is_spelled[line.muted] = False
+    data, _ = take_bytes(line.side.readings, np.take(line.plain.columns, np.flatnonzero(is_spelled), mode="clip"))
     return data
 
 
@@ -170,26 +163,8 @@ def _number(
         has_tokens = np.flatnonzero(offsets[1:] > offsets[:-1])
         before = leading[has_tokens] - 1
         reached = np.append(0, (before + content[has_tokens])[:-1])  # at the end of the document before
-        number = is_first.astype(np.int32)
-        number[offsets[has_tokens]] += (before - reached).astype(np.int32)
-        np.cumsum(number, out=number)
+        number = running_count(is_first, offsets[has_tokens], before - reached)
         number[line.side.specials.index] = -1
         number[paired] = pair_number
         ids.append(number)
     return FastAlignment(settled, ids[0], ids[1], content + leading + trailing)
-
-
-_CLASSES: WeakKeyDictionary[TokenizerAdapter, WeakKeyDictionary[TokenizerAdapter, tuple[Int32Array, Int32Array]]] = (
-    WeakKeyDictionary()
-)
-
-
-def byte_classes(student: TokenizerAdapter, teacher: TokenizerAdapter) -> tuple[Int32Array, Int32Array]:
-    """(int32 [V student], int32 [V teacher]): equal numbers exactly for readings of equal bytes; made once for each pair."""
-    known = _CLASSES.setdefault(student, WeakKeyDictionary())
-    found = known.get(teacher)
-    if found is None:
-        left, right = readings_of(student).values, readings_of(teacher).values
-        encoded = pc.dictionary_encode(pa.concat_arrays([left, right])).indices.to_numpy().astype(np.int32)
-        found = known[teacher] = encoded[: len(left)], encoded[len(left) :]
-    return found

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from xtok.align.chunk_texts import correct_chunks
 from xtok.align.cuts import BoolArray, Chunks, IntArray, LineSide, TokenPlaces, chunks_from_cuts, chunks_on_line
 from xtok.align.fast_lane import FastAlignment, align_fast
 from xtok.align.flat import (
@@ -26,9 +27,10 @@ from xtok.align.flat import (
     keep_chunks,
     shared_cuts,
 )
-from xtok.align.offset_route import OffsetPlaces, SpanLookup, correct_chunks, offset_places
+from xtok.align.offset_route import OffsetPlaces, SpanLookup, offset_places
+from xtok.align.side import Side, pair_of_sides
 from xtok.align.specials import RolePairs, Specials, find_specials, pair_roles
-from xtok.align.verify import Side, verify
+from xtok.align.verify import verify
 from xtok.tokenizers.adapter import TokenizerAdapter
 from xtok.tokenizers.flat import FlatTokens
 
@@ -69,7 +71,7 @@ def align_flat(
         raise ValueError(
             f"student holds {student_tokens.num_texts} documents, teacher {teacher_tokens.num_texts}: align the same documents"
         )
-    sides = Side(student, student_tokens), Side(teacher, teacher_tokens)
+    sides = pair_of_sides(student, teacher, student_tokens, teacher_tokens)
     fast = align_fast(*sides)
     if fast is None:
         return _align_general(sides, spans)

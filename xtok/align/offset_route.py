@@ -3,10 +3,10 @@
 A side's tokens fall into groups: a cut lies only where every token before ends at or before it and every token after starts at or
 after it, so pieces of one character, which share its span, stay together. Characters in no span (a mark that was composed away, a trimmed
 blank) are holes: they go to the token before, unless the other side has blanks there, then to the token after. What is left is an
-ordinary lattice over characters. Spans are never trusted for text: `correct_chunks` compares what the ids say.
+ordinary lattice over characters. Spans are never trusted for text: `chunk_texts` compares what the ids say.
 
 Shape legend: F = documents on this route, M = tokens of one side in them, W = those with a span of some width, G = groups,
-L = characters of all documents on one line, C = chunks of the whole alignment.
+L = characters of all documents on one line.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from xtok.align.byte_readings import document_ranges, take_bytes
+from xtok.align.byte_readings import document_ranges
 from xtok.align.cuts import BoolArray, IntArray
-from xtok.align.flat import FlatAlignment
-from xtok.align.same_text import has_same_text, loose_text
-from xtok.align.verify import Side
+from xtok.align.same_text import is_loosely_equal
+from xtok.align.side import Side, text_bytes
 
-__all__ = ["OffsetPlaces", "SpanLookup", "correct_chunks", "offset_places"]
+__all__ = ["OffsetPlaces", "SpanLookup", "offset_places"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def offset_places(student: Side, teacher: Side, documents: IntArray, spans: Span
     bases = np.zeros(len(documents) + 1, dtype=np.int64)
     np.cumsum(np.maximum(sides[0].last_end(), sides[1].last_end()) + 1, out=bases[1:])
     groups = [side.groups(usable, bases) for side in sides]
-    kinds = [group.kinds(int(bases[-1])) for group in groups]
+    kinds = [group.kinds(int(bases[-1]), *other.gaps(group)) for group, other in zip(groups, reversed(groups), strict=True)]
     for group, other_kind in zip(groups, reversed(kinds), strict=True):
         group.fill_holes(other_kind)
     _fill_ends(groups[0], groups[1], kinds)
@@ -128,37 +127,62 @@ class _Groups:
         self.begin, self.end = starts_from[self.first], ended_by[self.last]
         self.raw_width = self.end - self.begin
         self.document = spans.document[wide[self.first]]
-        self.data, self.cuts = _text_bytes(spans.side, spans.ids[wide])
 
-    def kinds(self, length: int) -> npt.NDArray[np.uint8]:
-        """uint8 [L]: 1 text, 2 blank, where the ids tell the characters one by one; 0 unknown."""
+    def holes(self) -> IntArray:
+        """int64: the groups that a hole in the document follows."""
+        return np.flatnonzero((self.document[1:] == self.document[:-1]) & (self.end[:-1] < self.begin[1:]))
+
+    def gaps(self, other: _Groups) -> tuple[IntArray, IntArray]:
+        """(begins, ends): the holes of this side, and what the other side (of the same documents) holds beyond its last group."""
+        inner = self.holes()
+        last, other_last = self.edges()[2], other.edges()[2]
+        begin, end = self.end[last], other.end[other_last]
+        return np.append(self.end[inner], begin[begin < end]), np.append(self.begin[inner + 1], end[begin < end])
+
+    def kinds(self, length: int, begins: IntArray, ends: IntArray) -> npt.NDArray[np.uint8]:
+        """uint8 [L]: 1 text, 2 blank, where the ids tell the characters one by one; 0 unknown. Between `begins` and `ends` only."""
         kinds = np.zeros(length, dtype=np.uint8)
-        begins_char = (self.data & 0xC0) != 0x80
-        num_chars = np.zeros(len(self.data) + 1, dtype=np.int64)
+        first = np.searchsorted(self.end, begins, side="right")
+        counts = np.maximum(np.searchsorted(self.begin, ends) - first, 0)
+        chosen = np.unique(np.arange(int(counts.sum())) + np.repeat(first - (np.cumsum(counts) - counts), counts))
+        if not len(chosen):
+            return kinds
+        index, token_bounds = document_ranges(np.append(self.first, len(self.wide)), chosen)
+        data, cuts = self._text(self.wide[index])
+        bounds = cuts[token_bounds]
+        begins_char = (data & 0xC0) != 0x80
+        num_chars = np.zeros(len(data) + 1, dtype=np.int64)
         np.cumsum(begins_char, out=num_chars[1:])
-        before, after = num_chars[self.cuts[self.first]], num_chars[self.cuts[self.last + 1]]
-        told = after - before == self.raw_width
-        counts = np.where(told, after - before, 0)
-        place = np.arange(int(counts.sum())) + np.repeat(self.begin - (np.cumsum(counts) - counts), counts)
-        is_told = np.repeat(told, after - before)
-        kinds[place] = 1 + _is_blank(self.data)[begins_char][is_told]
+        widths = np.diff(num_chars[bounds])
+        told = widths == self.raw_width[chosen]
+        counts = np.where(told, widths, 0)
+        place = np.arange(int(counts.sum())) + np.repeat(self.begin[chosen] - (np.cumsum(counts) - counts), counts)
+        kinds[place] = 1 + _is_blank(data)[begins_char][np.repeat(told, widths)]
         return kinds
 
     def fill_holes(self, other_kinds: npt.NDArray[np.uint8]) -> None:
         """Give each hole between two groups to the one before, its last blanks (as the other side tells them) to the one after."""
+        inner = self.holes()
+        if not len(inner):
+            return
         text_before = _last_text(other_kinds)
-        inner = np.flatnonzero(self.document[1:] == self.document[:-1])
         border = np.maximum(self.end[inner], text_before[self.begin[inner + 1] - 1] + 1)
         self.end[inner] = self.begin[inner + 1] = border
 
     def edges(self) -> tuple[IntArray, IntArray, IntArray]:
         """(documents that have groups, first and last group of each)."""
-        documents, first = np.unique(self.document, return_index=True)
-        return documents, first, np.append(first[1:], len(self.document))[: len(first)] - 1
+        begins = np.append(True, self.document[1:] != self.document[:-1]) if len(self.document) else np.empty(0, dtype=bool)
+        first = np.flatnonzero(begins)
+        return self.document[first], first, np.append(first[1:], len(self.document))[: len(first)] - 1
 
     def text(self, first: int, last: int) -> bytes:
         """Bytes of the tokens of groups first..last (inclusive)."""
-        return self.data[self.cuts[self.first[first]] : self.cuts[self.last[last] + 1]].tobytes()
+        data, _ = self._text(self.wide[self.first[first] : self.last[last] + 1])
+        return data.tobytes()
+
+    def _text(self, positions: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
+        """Bytes and cuts of those of the M tokens."""
+        return text_bytes(self.spans.side, self.spans.ids[positions])
 
     def places(self, documents: IntArray) -> OffsetPlaces:
         """The places of all M tokens."""
@@ -170,7 +194,9 @@ class _Groups:
         ends[self.wide[self.last]] = end
         lacks_blanks = np.zeros(num_tokens, dtype=bool)
         lacks_blanks[self.wide] = (end - begin > self.raw_width)[self.group]
-        narrow = np.setdiff1d(np.flatnonzero(self.active), self.wide, assume_unique=True)
+        is_narrow = self.active.copy()
+        is_narrow[self.wide] = False
+        narrow = np.flatnonzero(is_narrow)
         if len(narrow):
             following = np.minimum(np.searchsorted(self.wide, narrow), len(self.wide) - 1)
             preceding = np.maximum(np.searchsorted(self.wide, narrow) - 1, 0)
@@ -203,11 +229,10 @@ def _fill_ends(student: _Groups, teacher: _Groups, kinds: list[npt.NDArray[np.ui
     text_before = np.where(student_end < teacher_end, _last_text(kinds[1])[end - 1], _last_text(kinds[0])[end - 1])
     is_hole = text_before < np.minimum(student_end, teacher_end)
     for at in np.flatnonzero(~is_hole & (student_end != teacher_end)):
-        whole = [
-            loose_text(side.text(int(first[at]), int(last[at])))
-            for side, first, last in ((student, student_first, student_last), (teacher, teacher_first, teacher_last))
-        ]
-        is_hole[at] = whole[0] == whole[1]
+        is_hole[at] = is_loosely_equal(
+            student.text(int(student_first[at]), int(student_last[at])),
+            teacher.text(int(teacher_first[at]), int(teacher_last[at])),
+        )
     student.end[student_last] = np.where(is_hole, end, student_end)
     teacher.end[teacher_last] = np.where(is_hole, end, teacher_end)
 
@@ -215,10 +240,6 @@ def _fill_ends(student: _Groups, teacher: _Groups, kinds: list[npt.NDArray[np.ui
 def _last_text(kinds: npt.NDArray[np.uint8]) -> IntArray:
     """int64 [L]: the last place, up to and with each, that is not known to be blank."""
     return np.maximum.accumulate(np.where(kinds != 2, np.arange(len(kinds)), -1))
-
-
-def _text_bytes(side: Side, ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.uint8], IntArray]:
-    return take_bytes(side.readings, side.readings.text[ids])
 
 
 _BLANKS = tuple(char.encode() for char in map(chr, range(0x3001)) if char.isspace())
@@ -235,45 +256,3 @@ def _is_blank(data: npt.NDArray[np.uint8]) -> BoolArray:
             here &= words[at] == byte
         blank |= here
     return blank
-
-
-def correct_chunks(
-    alignment: FlatAlignment, documents: IntArray, student: tuple[Side, OffsetPlaces], teacher: tuple[Side, OffsetPlaces]
-) -> BoolArray:
-    """bool [C]: `alignment.pair_is_correct` with the chunks of the offset-route documents judged by what their ids say."""
-    correct = alignment.pair_is_correct.copy()
-    left = _ChunkBytes(alignment, alignment.student_chunk_id, *student)
-    right = _ChunkBytes(alignment, alignment.teacher_chunk_id, *teacher)
-    assert np.array_equal(left.chunk, right.chunk), "a chunk has tokens on both sides"
-    for at, chunk in enumerate(left.chunk.tolist()):
-        one, other = left.text(at), right.text(at)
-        if one != other:
-            correct[chunk] = has_same_text(
-                one,
-                other,
-                student_may_lack_blanks=left.lacks_blanks[at] or left.at_start[at],
-                teacher_may_lack_blanks=right.lacks_blanks[at] or right.at_start[at],
-            )
-    return correct
-
-
-class _ChunkBytes:
-    """Bytes of the content chunks of one side's offset-route documents, in order."""
-
-    def __init__(self, alignment: FlatAlignment, chunk_id: npt.NDArray[np.int32], side: Side, places: OffsetPlaces) -> None:
-        document = np.repeat(places.documents, places.counts)
-        kept = np.flatnonzero(places.active & (chunk_id[places.index] >= 0))
-        index = places.index[kept]
-        chunk = chunk_id[index] + alignment.pair_offsets[document[kept]]
-        first = np.flatnonzero(np.append(True, chunk[1:] != chunk[:-1])) if len(chunk) else np.empty(0, dtype=np.int64)
-        self.chunk = chunk[first]
-        data, cuts = _text_bytes(side, side.tokens.ids[index])
-        self._data, bounds = data.tobytes(), cuts[np.append(first, len(index))].tolist()
-        self._begin, self._end = bounds[:-1], bounds[1:]
-        self.lacks_blanks = np.logical_or.reduceat(places.lacks_blanks[kept], first).tolist() if len(first) else []
-        # A dummy prefix stands at the beginning of the content: there either side may lack the blank.
-        self.at_start = np.isin(index[first], places.first_active).tolist()
-
-    def text(self, at: int) -> bytes:
-        """Bytes of the chunk `self.chunk[at]`."""
-        return self._data[self._begin[at] : self._end[at]]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 
-__all__ = ["has_same_text", "loose_text"]
+__all__ = ["has_same_text", "is_loosely_equal"]
 
 _BLANKS = re.compile(r"(\s+)")
+_SHORT = 64  # bytes of both sides together
+_TAIL = 128  # bytes
 
 
 def has_same_text(student: bytes, teacher: bytes, *, student_may_lack_blanks: bool, teacher_may_lack_blanks: bool) -> bool:
@@ -17,6 +20,12 @@ def has_same_text(student: bytes, teacher: bytes, *, student_may_lack_blanks: bo
     itself, to plain spaces (normalizers collapse blanks and turn them into spaces), or to nothing where that side may lack
     blanks (its spans leave them out, or the other side put a dummy prefix there). So a tab is never a newline.
     """
+    key = student, teacher, student_may_lack_blanks, teacher_may_lack_blanks
+    # Most differences are a few accented letters again and again; long chunks are rare, and would fill the memory.
+    return _seen_before(*key) if len(student) + len(teacher) <= _SHORT else _compare(*key)
+
+
+def _compare(student: bytes, teacher: bytes, student_may_lack_blanks: bool, teacher_may_lack_blanks: bool) -> bool:
     left, right = _composed(student), _composed(teacher)
     if left == right:
         return True
@@ -32,6 +41,9 @@ def has_same_text(student: bytes, teacher: bytes, *, student_may_lack_blanks: bo
         if one and other and one != other and one.strip(" ") and other.strip(" "):
             return False
     return True
+
+
+_seen_before = lru_cache(maxsize=1 << 15)(_compare)
 
 
 def _runs(parts: list[str]) -> dict[int, str]:
@@ -50,7 +62,35 @@ def _composed(data: bytes) -> str:
     return unicodedata.normalize("NFKC", data.decode("utf-8", "surrogateescape"))
 
 
-def loose_text(data: bytes) -> str:
-    """What no normalizer changes: without case, marks and blanks; for telling a hole at the end from a truncation only."""
-    text = unicodedata.normalize("NFKD", data.decode("utf-8", "ignore")).casefold()
-    return "".join(char for char in text if not char.isspace() and not unicodedata.category(char).startswith(("M", "C")))
+def is_loosely_equal(student: bytes, teacher: bytes) -> bool:
+    """Equal without case, marks and blanks, which is what no normalizer changes; for telling a hole at the end from a truncation only."""
+    # Characters are judged one by one, so the ends of equal texts are equal: a truncated text mostly shows there.
+    ends = _loose_text(_tail(student)), _loose_text(_tail(teacher))
+    if not (ends[0].endswith(ends[1]) or ends[1].endswith(ends[0])):
+        return False
+    return _loose_text(student) == _loose_text(teacher)
+
+
+def _tail(data: bytes) -> bytes:
+    """The last characters, the first of them whole."""
+    first = max(len(data) - _TAIL, 0)
+    while first and data[first : first + 1] and data[first] & 0xC0 == 0x80:
+        first -= 1
+    return data[first:]
+
+
+def _loose_text(data: bytes) -> str:
+    return unicodedata.normalize("NFKD", data.decode("utf-8", "ignore")).casefold().translate(_LOOSE)
+
+
+class _Loose(dict[int, int | None]):
+    """The characters that `_loose_text` keeps, each judged when it is first met: whole documents pass through here."""
+
+    def __missing__(self, code: int) -> int | None:
+        char = chr(code)
+        is_dropped = char.isspace() or unicodedata.category(char).startswith(("M", "C"))
+        self[code] = None if is_dropped else code
+        return self[code]
+
+
+_LOOSE = _Loose()

@@ -12,22 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from xtok.align.byte_readings import check_ids, document_ranges, equal_prefixes, readings_of, take_bytes
+from xtok.align.byte_readings import equal_prefixes, take_bytes
 from xtok.align.cuts import BoolArray, IntArray
-from xtok.align.specials import UNK, Specials, find_specials
-from xtok.tokenizers.adapter import TokenizerAdapter
-from xtok.tokenizers.flat import FlatTokens
+from xtok.align.side import Side, SpecialReading
 
-__all__ = ["Side", "Verification", "prefix_guess", "verify"]
+__all__ = ["Verification", "prefix_guess", "verify"]
 
-# How special tokens are read. marks: BOS and EOS amid the text are marks of their role, all else is empty. amid: those amid the
-# text are their literal text. undeclared: so are those at the ends beyond what the tokenizer adds by itself. all; none.
-SpecialReading = Literal["marks", "amid", "undeclared", "all", "none"]
 Reading = tuple[SpecialReading, SpecialReading]  # student, teacher
 Flips = tuple[bool, bool]  # take the other view of the dummy prefix than the guess: student, teacher
 READINGS: tuple[Reading, ...] = (
@@ -39,99 +32,6 @@ READINGS: tuple[Reading, ...] = (
     ("all", "all"),
     ("none", "none"),
 )
-
-
-class Side:
-    """One side's documents, ready to be read. TokenizerError for ids that the tokenizer does not have."""
-
-    def __init__(self, adapter: TokenizerAdapter, tokens: FlatTokens) -> None:
-        check_ids(adapter, tokens)
-        self.adapter, self.tokens, self.readings = adapter, tokens, readings_of(adapter)
-        # As indices once: every look-up by 32-bit ids would widen them again.
-        self.wide_ids: IntArray = tokens.ids.astype(np.int64)
-        self.lengths: npt.NDArray[np.int32] = np.take(self.readings.lengths, self.wide_ids, mode="clip")  # checked above
-        self.empty: IntArray = np.flatnonzero(self.lengths == 0)
-        is_special = self.readings.is_special[tokens.ids[self.empty]]  # special tokens have no bytes in the plain reading
-        self.specials: Specials = find_specials(self.empty[is_special], tokens.offsets)
-        self.first_content = tokens.offsets[:-1] + self.specials.num_leading
-        self.has_content = self.first_content < tokens.offsets[1:]
-        ids = tokens.ids if len(tokens.ids) else np.zeros(1, dtype=np.int32)
-        self.first_id = ids[np.where(self.has_content, self.first_content, 0)]
-        self.begins_blank = self.has_content & self.readings.begins_blank[self.first_id]
-        self.may_have_prefix = self.begins_blank & (adapter.prefix_space != "never")
-
-    def select(self, documents: IntArray) -> tuple[Side, IntArray]:
-        """The side with only those documents, and the indices of their tokens in this one."""
-        index, offsets = document_ranges(self.tokens.offsets, documents)
-        return Side(self.adapter, FlatTokens(self.tokens.ids[index], offsets)), index
-
-    def remainder_begins_blank(self, *, if_empty: bool = False) -> BoolArray:
-        """bool [D]: what follows the first content byte begins with a blank; `if_empty` where nothing follows."""
-        ids = self.tokens.ids
-        alone = self.readings.is_lone_blank[self.first_id]
-        following = self.first_content + 1
-        exists = following < self.tokens.offsets[1:] - self.specials.num_trailing
-        next_id = ids[np.where(exists, following, 0)] if len(ids) else self.first_id
-        following_blank = np.where(exists, self.readings.begins_blank[next_id], if_empty)
-        return np.where(alone, following_blank, self.readings.second_blank[self.first_id])
-
-    def without_prefix(self, documents: BoolArray) -> tuple[IntArray, npt.NDArray[np.int32]]:
-        """(reading int64 [N], bytes int32 [N]) of each token, the first content token of `documents` (bool [D]) without its blank."""
-        strip = self.first_content[documents]
-        if not len(strip):
-            return self.wide_ids, self.lengths
-        columns, lengths = self.wide_ids.copy(), self.lengths.copy()
-        columns[strip] = self.readings.unprefixed[columns[strip]]
-        lengths[strip] = self.readings.lengths[columns[strip]]
-        return columns, lengths
-
-    def columns(self, without_prefix: BoolArray, reading: SpecialReading) -> npt.NDArray[np.int32]:
-        """int32 [N]: entry of `readings.values` for each token. without_prefix: bool [D], leave out the dummy prefix blank."""
-        literal, marks = self._literal(reading), self._amid() if reading == "marks" else None
-        strip = self.first_content[without_prefix]
-        if not len(strip) and not literal.any() and (marks is None or not marks.any()):
-            return self.tokens.ids
-        columns = self.tokens.ids.copy()
-        columns[strip] = self.readings.unprefixed[columns[strip]]
-        for chosen, other in ((literal, self.readings.literal), (marks, self.readings.role_mark)):
-            if chosen is not None:
-                index = self.specials.index[chosen]
-                columns[index] = other[columns[index]]
-        return columns
-
-    def num_literal(self, reading: SpecialReading) -> IntArray:
-        """int64 [D]: special tokens that stand for their text in this reading."""
-        return np.bincount(self.specials.document[self._literal(reading)], minlength=len(self.first_content))
-
-    def has_unknown(self, reading: SpecialReading) -> BoolArray:
-        """bool [D]: some UNK token stands for text that its id does not tell."""
-        role_code = self.adapter.table.role_code[self.tokens.ids[self.specials.index]]
-        unknown = (role_code == UNK) & ~self._literal(reading)
-        return np.bincount(self.specials.document[unknown], minlength=len(self.first_content)) > 0
-
-    def _amid(self) -> BoolArray:
-        return ~(self.specials.leads | self.specials.trails)
-
-    def _literal(self, reading: SpecialReading) -> BoolArray:
-        if reading == "all":
-            return np.ones(len(self.specials.index), dtype=bool)
-        if reading == "amid":
-            return self._amid()
-        if reading == "undeclared":
-            return ~self._declared()
-        return np.zeros(len(self.specials.index), dtype=bool)
-
-    def _declared(self) -> BoolArray:
-        """bool [S]: the tokens that the tokenizer itself puts around a text, where they stand at the ends."""
-        index, ids, document = self.specials.index, self.tokens.ids[self.specials.index], self.specials.document
-        from_start = index - self.tokens.offsets[document]
-        from_end = self.tokens.offsets[document + 1] - 1 - index
-        declared = np.zeros(len(index), dtype=bool)
-        for at, token_id in enumerate(self.adapter.prefix_ids):
-            declared |= (from_start == at) & (ids == token_id)
-        for at, token_id in enumerate(self.adapter.suffix_ids[::-1]):
-            declared |= (from_end == at) & (ids == token_id)
-        return declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +66,12 @@ def verify(student: Side, teacher: Side) -> Verification:
         documents = np.flatnonzero(~is_whole & ~fits & _applies(student, teacher, flips, reading, covered))
         if not len(documents):
             continue
-        (left, left_index), (right, right_index) = student.select(documents), teacher.select(documents)
         chosen = without[0][documents] ^ flips[0], without[1][documents] ^ flips[1]
+        likely = _heads_agree(student, teacher, chosen, reading, documents)
+        if not likely.any():
+            continue
+        documents, chosen = documents[likely], (chosen[0][likely], chosen[1][likely])
+        (left, left_index), (right, right_index) = student.select(documents), teacher.select(documents)
         found = _compare(left, right, chosen, reading)
         fits[documents] = found.covered >= 0
         better = found.is_whole | (found.covered > covered[documents])
@@ -216,6 +120,29 @@ def _applies(student: Side, teacher: Side, flips: Flips, reading: Reading, cover
     if reading[0] != "marks":
         applies &= student.num_literal(reading[0]) + teacher.num_literal(reading[1]) > 0
     return applies
+
+
+_HEAD = 8  # tokens
+
+
+def _heads_agree(
+    student: Side, teacher: Side, without_prefix: tuple[BoolArray, BoolArray], reading: Reading, documents: IntArray
+) -> BoolArray:
+    """bool [len(documents)]: the first bytes are equal. Most readings that do not fit show it there, for little.
+
+    without_prefix: bool [len(documents)] a side.
+    """
+    heads = []
+    for side, chosen, special_reading in zip((student, teacher), without_prefix, reading, strict=True):
+        without = np.zeros(len(side.first_content), dtype=bool)
+        without[documents] = chosen
+        first = side.tokens.offsets[documents]
+        counts = np.minimum(side.tokens.offsets[documents + 1] - first, _HEAD)
+        bounds = np.append(0, np.cumsum(counts))
+        index = np.arange(bounds[-1]) + np.repeat(first - bounds[:-1], counts)
+        data, cuts = take_bytes(side.readings, side.columns(without, special_reading)[index])
+        heads.append((data, cuts[bounds]))
+    return equal_prefixes(*heads[0], *heads[1])
 
 
 @dataclass(frozen=True, slots=True)
