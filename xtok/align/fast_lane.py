@@ -18,10 +18,9 @@ import numpy.typing as npt
 
 from xtok.align.byte_readings import document_ranges, take_bytes
 from xtok.align.cuts import BoolArray, IntArray
-from xtok.align.running_count import running_count
+from xtok.align.running_count import running_count, running_ends
 from xtok.align.side import Plain, Side
 from xtok.align.specials import RolePairs, pair_roles
-from xtok.align.token_codes import Codes
 from xtok.align.verify import prefix_guess
 
 __all__ = ["FastAlignment", "align_fast"]
@@ -76,7 +75,7 @@ class _Line:
     def of(side: Side, strip: BoolArray) -> _Line:
         tokens, specials = side.tokens, side.specials
         plain = side.without_prefix(strip)
-        cuts = _running_ends(plain.lengths)
+        cuts = running_ends(plain.lengths)
         num_specials = np.bincount(specials.document, minlength=tokens.num_texts)
         simple = (num_specials == specials.num_leading + specials.num_trailing) & ~side.has_unknown("marks")
         empty = side.empty if plain.lengths is side.lengths else np.flatnonzero(plain.lengths == 0)
@@ -90,15 +89,8 @@ class _Line:
         muted, _ = document_ranges(offsets, np.flatnonzero(documents))
         lengths = self.plain.lengths.copy()
         lengths[muted] = 0
-        cuts = _running_ends(lengths)
+        cuts = running_ends(lengths)
         return replace(self, plain=replace(self.plain, lengths=lengths), cuts=cuts, bounds=cuts[offsets], muted=muted)
-
-
-def _running_ends(lengths: Codes) -> IntArray:
-    cuts = np.empty(len(lengths) + 1, dtype=np.int64)
-    cuts[0] = 0
-    np.cumsum(lengths, out=cuts[1:])
-    return cuts
 
 
 def _shared_starts(line: _Line, other: _Line) -> BoolArray:

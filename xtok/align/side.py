@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from xtok.align.byte_readings import check_ids, document_ranges, readings_of, take_bytes
 from xtok.align.cuts import BoolArray, IntArray
+from xtok.align.running_count import Lengths
 from xtok.align.specials import UNK, Specials, find_specials
 from xtok.align.token_codes import Codes, TokenCodes, codes_of
 from xtok.tokenizers.adapter import TokenizerAdapter
@@ -131,11 +132,11 @@ def pair_of_sides(
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """One reading of every token: columns int32 [N], entries of `readings.values`; their codes and lengths, int [N]."""
+    """One reading of every token: columns int32 [N], entries of `readings.values`; their codes and lengths, see `TokenCodes`."""
 
     columns: npt.NDArray[np.int32]
     codes: Codes
-    lengths: Codes
+    lengths: Lengths
 
 
 def text_bytes(side: Side, ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.uint8], IntArray]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from xtok.align.byte_readings import readings_of
+from xtok.align.running_count import MAX_LENGTH, Lengths
 from xtok.tokenizers.adapter import TokenizerAdapter
 
 __all__ = ["Codes", "TokenCodes", "codes_of"]
@@ -42,9 +43,13 @@ class TokenCodes:
         codes: Codes = pc.take(self.table, pa.array(columns), boundscheck=False).to_numpy()
         return codes
 
-    def lengths(self, codes: Codes) -> Codes:
-        """Bytes of each."""
-        return codes & self.length_mask
+    def lengths(self, codes: Codes) -> Lengths:
+        """Bytes of each: uint16 [N], or int64 for a vocabulary with a token longer than MAX_LENGTH."""
+        if self.length_mask > MAX_LENGTH:
+            return (codes & self.length_mask).astype(np.int64)
+        lengths = np.empty(len(codes), dtype=np.uint16)
+        np.bitwise_and(codes, self.length_mask, out=lengths, casting="unsafe")
+        return lengths
 
 
 _CODES: WeakKeyDictionary[TokenizerAdapter, WeakKeyDictionary[TokenizerAdapter, tuple[TokenCodes, TokenCodes]]] = (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtok.align.running_count import running_count
+from xtok.align.running_count import MAX_LENGTH, running_count, running_ends
 
 
 @given(st.lists(st.integers(0, 31), max_size=70), st.data())
@@ -24,6 +24,14 @@ def test_equals_cumsum_with_jumps(values: list[int], data: st.DataObject) -> Non
     assert got.dtype == np.int32
     assert np.array_equal(got, np.cumsum(want))
     assert np.array_equal(running_count(marks), np.cumsum(marks, dtype=np.int64))
+
+
+@given(st.lists(st.one_of(st.integers(0, 20), st.just(MAX_LENGTH)), max_size=70))
+def test_ends_equal_cumsum(values: list[int]) -> None:
+    for dtype in (np.uint16, np.int64):
+        got = running_ends(np.array(values, dtype=dtype))
+        assert got.dtype == np.int64
+        assert got.tolist() == [0, *np.cumsum(values, dtype=np.int64).tolist()]
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1023, 1024])

@@ -16,13 +16,16 @@ from xtok.tokenizers import TokenizerAdapter, load_tokenizer
 NAMES = ("chatml_bpe", "spm_bpe", "unigram_nfkc")
 
 
-def check(codes: tuple[TokenCodes, TokenCodes], adapters: tuple[TokenizerAdapter, TokenizerAdapter], dtype: type) -> None:
+def check(
+    codes: tuple[TokenCodes, TokenCodes], adapters: tuple[TokenizerAdapter, TokenizerAdapter], dtype: type, length_dtype: type
+) -> None:
     told: dict[int, bytes] = {}
     for side, adapter in zip(codes, adapters, strict=True):
         readings = readings_of(adapter)
         values = readings.values.to_pylist()
         own = side.of(np.arange(len(values), dtype=np.int32))
         assert own.dtype == dtype
+        assert side.lengths(own).dtype == length_dtype
         assert side.lengths(own).tolist() == [len(value) for value in values]
         for code, value in zip(own.tolist(), values, strict=True):
             assert told.setdefault(code, value) == value
@@ -32,7 +35,8 @@ def check(codes: tuple[TokenCodes, TokenCodes], adapters: tuple[TokenizerAdapter
 @pytest.mark.parametrize("names", list(permutations(NAMES, 2)))
 def test_equal_codes_are_equal_bytes(repository: Path, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     left, right = (load_tokenizer(str(repository / "infra/bundled/tokenizers" / name)) for name in names)
-    check(codes_of(left, right), (left, right), np.int32)
+    check(codes_of(left, right), (left, right), np.int32, np.uint16)
     assert codes_of(left, right) is codes_of(left, right)
     monkeypatch.setattr(token_codes, "_NARROW", np.dtype(np.int16))  # as for vocabularies that 32 bits do not hold
-    check(token_codes._build_codes(left, right), (left, right), np.int64)
+    monkeypatch.setattr(token_codes, "MAX_LENGTH", 3)
+    check(token_codes._build_codes(left, right), (left, right), np.int64, np.int64)
