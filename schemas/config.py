@@ -9,20 +9,19 @@ from __future__ import annotations
 import datetime
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from schemas.base import Frozen
 from schemas.train_config import TrainConfig
 
-__all__ = ["KD_ALIGNMENT_REGIONS", "ModelSide", "PreprocessConfig", "TrainConfig"]
+__all__ = ["KD_ALIGNMENT_REGIONS", "MAX_BYTES", "MAX_COUNT", "ModelSide", "PreprocessConfig", "TrainConfig"]
 
+MAX_BYTES = 2**50
+MAX_COUNT = 2**31 - 1  # of tokens or rows
 KD_ALIGNMENT_REGIONS = ("reasoning", "close", "answer", "eot")
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ModelSide(_Frozen):
+class ModelSide(Frozen):
     """One model, seen from its tokenizer.
 
     tokenizer: a folder with tokenizer.json, or a hub id (then `revision` pins it). context_length: tokens, added specials
@@ -31,7 +30,7 @@ class ModelSide(_Frozen):
 
     tokenizer: str = Field(min_length=1)
     revision: str | None = None
-    context_length: int = Field(default=4096, ge=2)
+    context_length: int = Field(default=4096, ge=2, le=MAX_COUNT)
     add_special_tokens: bool = True
     trust_remote_code: bool = False
     chat_template: str | None = None
@@ -40,7 +39,7 @@ class ModelSide(_Frozen):
     accept_dropped_reasoning: bool = False
 
 
-class PreprocessConfig(_Frozen):
+class PreprocessConfig(Frozen):
     """Raw text or chats in, aligned Parquet shards out.
 
     sources: files or globs of jsonl, jsonl.gz, jsonl.zst or Parquet, local or any fsspec URL; read in this order, a glob's
@@ -57,8 +56,8 @@ class PreprocessConfig(_Frozen):
       less of the supervised student tokens lies in chunks shared with a teacher.
     backend: `auto` takes the fast tokenizer where it is proven equal on a sample of this data. proof_every: one row in so many
       is tokenized with the reference as well, in every part.
-    Chat mode only:
     projection: also build each teacher's vocabulary projection, with at most projection_entries teacher tokens a student token.
+    Chat mode only:
     render_date: the day that chat templates see; None for the plan's UTC date.
     messages_field, conversations_field, prompt_field and completion_field: a row is read from the first that is there, OpenAI's
       messages, ShareGPT's conversations (`from`, `value`), or a prompt with its completion (text or messages).
@@ -77,9 +76,9 @@ class PreprocessConfig(_Frozen):
     loss_multiplier_field: str | None = None
 
     overlength: Literal["truncate", "split", "reject"] = "truncate"
-    max_document_bytes: int = Field(default=4_000_000, ge=1)
-    part_bytes: int = Field(default=16_000_000, ge=1)
-    row_group_rows: int = Field(default=512, ge=1)
+    max_document_bytes: int = Field(default=4_000_000, ge=1, le=MAX_BYTES)
+    part_bytes: int = Field(default=16_000_000, ge=1, le=MAX_BYTES)
+    row_group_rows: int = Field(default=512, ge=1, le=MAX_COUNT)
 
     engine: Literal["local", "ray"] = "local"
     workers: int | None = Field(default=None, ge=1)
@@ -87,9 +86,9 @@ class PreprocessConfig(_Frozen):
     min_coverage: float = Field(default=0.9, ge=0.0, le=1.0)
 
     backend: Literal["auto", "fastokens", "tokenizers"] = "auto"
-    proof_every: int = Field(default=200, ge=1)
+    proof_every: int = Field(default=200, ge=1, le=MAX_COUNT)
     projection: bool = True
-    projection_entries: int = Field(default=4, ge=1)
+    projection_entries: int = Field(default=4, ge=1, le=MAX_COUNT)
     render_date: datetime.date | None = None
 
     messages_field: str = "messages"

@@ -9,7 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+
+from schemas.base import Frozen
 
 __all__ = [
     "CheckpointSettings",
@@ -41,11 +43,7 @@ FreeForm = Annotated[dict[str, Any], AfterValidator(_check_finite)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class TrainModel(_Frozen):
+class TrainModel(Frozen):
     """A model to train or to learn from.
 
     model: a folder or hub id (then `revision` pins it). tokenizer: where its tokenizer is; default the model's own folder.
@@ -77,7 +75,7 @@ class TeacherModel(TrainModel):
         return self
 
 
-class Objectives(_Frozen):
+class Objectives(Frozen):
     """Weights of the parts of the loss; None leaves a part out. Without `distill` and `ce` the student is frozen."""
 
     distill: float | None = Field(default=1.0, ge=0)
@@ -91,7 +89,7 @@ class Objectives(_Frozen):
         return self
 
 
-class DraftSettings(_Frozen):
+class DraftSettings(Frozen):
     """The speculative-decoding draft. mask_token_id: a reserved id of the student that is neither padding nor end of text.
 
     settings: further fields of `xtok.draft.config.DFlashConfig` or `DSparkConfig`. load: start from this exported draft.
@@ -114,7 +112,7 @@ class DraftSettings(_Frozen):
         return self
 
 
-class OptimizerSettings(_Frozen):
+class OptimizerSettings(Frozen):
     """AdamW and its schedule: linear warm-up, then `schedule` down to `min_learning_rate_ratio` of the peak at the last step."""
 
     learning_rate: float = Field(default=2e-5, gt=0, le=MAX_LEARNING_RATE)
@@ -127,7 +125,7 @@ class OptimizerSettings(_Frozen):
     clip_norm: float | None = Field(default=1.0, gt=0)
 
 
-class CheckpointSettings(_Frozen):
+class CheckpointSettings(Frozen):
     """When to save, and what to keep. The end is always saved.
 
     every_steps: None for the end only. keep_last: checkpoints kept, newest first. keep_best: where there is evaluation, also save and
@@ -140,7 +138,7 @@ class CheckpointSettings(_Frozen):
     asynchronous: bool = True
 
 
-class EvaluationSettings(_Frozen):
+class EvaluationSettings(Frozen):
     """A held-out dataset, evaluated at the start, every `every_steps` and at the end."""
 
     dataset: str = Field(min_length=1)
@@ -148,7 +146,7 @@ class EvaluationSettings(_Frozen):
     max_rows: int | None = Field(default=None, ge=1)
 
 
-class ParallelSettings(_Frozen):
+class ParallelSettings(Frozen):
     """The ranks and their layout.
 
     processes: ranks of one machine. num_nodes: machines, which meet at `rendezvous` ("host:port" of one of them; the same everywhere).
@@ -175,7 +173,7 @@ class ParallelSettings(_Frozen):
         return self
 
 
-class TrainConfig(_Frozen):
+class TrainConfig(Frozen):
     """From a published dataset to a trained student and a trained draft.
 
     teachers: one for each teacher of the dataset, in its order; may be empty without `distill`.

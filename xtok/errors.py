@@ -57,7 +57,8 @@ class RowRefused(XtokError, ValueError):
     """One row cannot be used.
 
     stage: "read", "render", "tokenize" or "align". side: "source", "student" or "teacher=<index>".
-    reason: a value of `schemas.tables.RejectReason`. message: a sentence with the offending value.
+    reason: a value of `schemas.tables.RejectReason`. message: a sentence with the offending value. sample_id: the row's own id, where
+    whoever refuses it can read that.
     """
 
     def __init__(self, reason: str, message: str, *, stage: str, side: str) -> None:
@@ -66,14 +67,17 @@ class RowRefused(XtokError, ValueError):
         self.message = message
         self.stage = stage
         self.side = side
+        self.sample_id: str | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions with keyword arguments do not survive a process pool by themselves.
-        return (_rebuild_row_refused, (self.reason, self.message, self.stage, self.side))
+        return (_rebuild_row_refused, (self.reason, self.message, self.stage, self.side, self.sample_id))
 
 
-def _rebuild_row_refused(reason: str, message: str, stage: str, side: str) -> RowRefused:
-    return RowRefused(reason, message, stage=stage, side=side)
+def _rebuild_row_refused(reason: str, message: str, stage: str, side: str, sample_id: str | None) -> RowRefused:
+    refused = RowRefused(reason, message, stage=stage, side=side)
+    refused.sample_id = sample_id
+    return refused
 
 
 class StorageError(XtokError, OSError):

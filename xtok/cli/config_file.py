@@ -15,9 +15,11 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from schemas.base import mistakes_of
 from schemas.config import ModelSide, PreprocessConfig
 from xtok import storage
 from xtok.errors import ConfigError, StorageError
+from xtok.shards.sources import why_no_file
 
 __all__ = ["BUNDLED_CONFIG", "load_config", "load_config_object"]
 
@@ -45,7 +47,7 @@ def load_config(given: str | Mapping[str, Any] | None = None, *, overrides: Mapp
 def load_config_object(path: str) -> dict[str, Any]:
     """The mapping that a YAML or JSON file holds, unchecked. Raises ConfigError with both forms of the path."""
     try:
-        content = yaml.safe_load(storage.read_bytes(path))
+        content = storage.read_yaml(path)
     except StorageError as error:
         raise ConfigError(f"configuration {_both(path)} cannot be read: {error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -73,7 +75,7 @@ def _validated(content: Mapping[str, Any], *, origin: str) -> PreprocessConfig:
     try:
         return PreprocessConfig.model_validate(content)
     except ValidationError as error:
-        lines = [f"  {_explain(problem)}" for problem in error.errors()]
+        lines = [f"  {_explain(problem)}" for problem in mistakes_of(error)]
         raise ConfigError(f"{origin} has {len(lines)} mistake{'s' * (len(lines) > 1)}:\n" + "\n".join(lines)) from error
 
 
@@ -92,7 +94,7 @@ def _explain(problem: Any) -> str:
 def _check_paths(config: PreprocessConfig) -> None:
     for source in config.sources:
         if not storage.glob(source):
-            raise ConfigError(f"sources: {_both(source)} matches no file")
+            raise ConfigError(f"sources: {_both(source)} {why_no_file(source)}")
     for name, side in [("student", config.student), *((f"teachers.{i}", side) for i, side in enumerate(config.teachers))]:
         if side.chat_template is not None and not storage.exists(side.chat_template):
             raise ConfigError(f"{name}.chat_template: {_both(side.chat_template)} is not there")

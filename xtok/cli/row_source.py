@@ -77,7 +77,8 @@ class RowSource:
                     found[sample_id] = RowAddress(group, offset)
         for sample_id in wanted:
             if sample_id not in found:
-                raise DatasetError(f"no row of {self.dataset.url} has the id {sample_id!r}{self._why_refused(sample_id)}")
+                why = self._windows_of(sample_id) or self._why_refused(sample_id)
+                raise DatasetError(f"no row of {self.dataset.url} has the id {sample_id!r}{why}")
         return [found[sample_id] for sample_id in sample_ids]
 
     def views(self, address: RowAddress, teacher: int | None) -> Iterator[RowView]:
@@ -156,6 +157,14 @@ class RowSource:
                 )
             self._loaded[position] = adapter
         return self._loaded[position]
+
+    def _windows_of(self, document_id: str) -> str:
+        """What to ask for instead, where the id is that of a document of which the rows are windows."""
+        found: list[str] = []
+        for group in self.dataset.row_groups():
+            table = self.dataset.read_row_group(group, "student", ["sample_id", "document_id"])
+            found += table.filter(pc.equal(table["document_id"], document_id))["sample_id"].to_pylist()
+        return f"; it is a document in {len(found)} windows, {found[0]} to {found[-1]}" if found else ""
 
     def _why_refused(self, sample_id: str) -> str:
         reasons = []

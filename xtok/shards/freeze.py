@@ -30,9 +30,10 @@ def freeze_plan(run: RunPlan, output: str, *, fixed_render_date: bool) -> RunPla
     try:
         existing = read_plan(output)
     except ValidationError as error:
+        published = storage.exists(storage.join(output, "manifest.json"))
+        way_out = f"`xtok repair {output}` writes it anew" if published else "choose another output or remove the folder"
         raise DatasetMismatchError(
-            f"{output}/plan.json is no plan of this library ({error.error_count()} errors): "
-            "choose another output or remove the folder"
+            f"{output}/plan.json is no plan of this library ({error.error_count()} errors): {way_out}"
         ) from error
     plan = run.plan
     if existing is not None:

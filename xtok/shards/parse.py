@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -69,7 +71,7 @@ def parse_line(line: bytes, fields: RowFields) -> ParsedRow:
     except orjson.JSONDecodeError as error:
         record = _parse_refused_line(line, error)
     if type(record) is not dict:
-        _refuse(RejectReason.NOT_AN_OBJECT, f"the line holds a JSON {_json_type(record)}, not an object")
+        _refuse(RejectReason.NOT_AN_OBJECT, f"the line holds {_kind(record)}, not an object")
     # orjson turns integers beyond 64 bits into floats.
     if fields.id is not None and type(record.get(fields.id)) is float:
         record = _parse_exactly(line)
@@ -79,15 +81,27 @@ def parse_line(line: bytes, fields: RowFields) -> ParsedRow:
     return row
 
 
-def parse_record(record: dict[str, Any], fields: RowFields) -> ParsedRow:
-    """A row as a mapping of field names. Raises RowRefused."""
-    if fields.chat is not None:
-        return _parse_chat(record, fields, fields.chat)
+def parse_record(record: dict[str, Any], fields: RowFields, names: Sequence[str] | None = None) -> ParsedRow:
+    """A row as a mapping of field names. names: of all its fields, where `record` holds only those that are read. Raises RowRefused,
+    which bears the row's id where that can be read."""
+    try:
+        if fields.chat is not None:
+            return _parse_chat(record, fields, fields.chat)
+        return _parse_text(record, fields, list(record) if names is None else names)
+    except RowRefused as refused:
+        with suppress(RowRefused):
+            refused.sample_id = _sample_id(record, fields)
+        raise
+
+
+def _parse_text(record: dict[str, Any], fields: RowFields, names: Sequence[str]) -> ParsedRow:
     text = record.get(fields.text, _MISSING)
     if type(text) is not str:
-        if text is _MISSING or text is None:
-            _refuse(RejectReason.MISSING_TEXT, f"the row has no field {fields.text!r} (it has {_names(record)})")
-        _refuse(RejectReason.TEXT_NOT_STRING, f"the field {fields.text!r} holds a JSON {_json_type(text)}, not a string")
+        if text is _MISSING:
+            _refuse(RejectReason.MISSING_TEXT, f"the row has no field {fields.text!r} (it has {_shown(names)})")
+        if text is None:
+            _refuse(RejectReason.MISSING_TEXT, f"the field {fields.text!r} is null")
+        _refuse(RejectReason.TEXT_NOT_STRING, f"the field {fields.text!r} holds {_kind(text)}, not a string")
     if not text:
         _refuse(RejectReason.EMPTY_TEXT, f"the field {fields.text!r} is an empty string")
     if 4 * len(text) > fields.max_document_bytes:
@@ -196,13 +210,13 @@ def _refuse(reason: RejectReason, message: str) -> NoReturn:
     raise RowRefused(reason, message, stage="read", side="source")
 
 
-def _names(record: dict[str, Any]) -> str:
-    names = ", ".join(repr(name) for name in list(record)[:8])
-    return (names + (", …" if len(record) > 8 else ""))[:200] or "no fields"
+def _shown(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:8])
+    return (shown + (", …" if len(names) > 8 else ""))[:200] or "no fields"
 
 
-def _json_type(value: Any) -> str:
-    if value is None:
-        return "null"
-    kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
-    return kinds.get(type(value), type(value).__name__)
+def _kind(value: Any) -> str:
+    """What a value is called: in JSON, or in Parquet where JSON has nothing like it."""
+    kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
+    kind = kinds.get(type(value))
+    return f"a value of type {type(value).__name__}" if kind is None else f"a JSON {kind}"

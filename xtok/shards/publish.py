@@ -20,6 +20,8 @@ from xtok.shards.totals import sum_counts
 
 __all__ = ["build_manifest", "check_limits", "figures_table", "manifest_bytes", "publish"]
 
+_SHOWN_SOURCES = 5
+
 
 def publish(
     run: RunPlan, entries: Sequence[PartEntry], config: PreprocessConfig, projections: Sequence[FileEntry | None] = ()
@@ -125,6 +127,9 @@ def figures_table(manifest: Manifest) -> str:
         share = "same ids" if side.same_as_student else "" if coverage is None else f"{coverage:.2%}"
         lines.append(f"{name:<12} {counts.num_rows:>10} {counts.num_rejects:>10} {counts.num_tokens:>14} {share:>9}  {side.name}")
     lines.append(f"rows read {manifest.num_source_rows}, blank lines {manifest.num_blank_lines}")
+    if empty := [source.name for source in manifest.sources if not source.num_rows]:
+        more = f" and {len(empty) - _SHOWN_SOURCES} more" if len(empty) > _SHOWN_SOURCES else ""
+        lines.append(f"sources without a row: {', '.join(empty[:_SHOWN_SOURCES])}{more}")
     lines += [f"refused: {name:<12} {reason:<24} {count:>8}" for name, reason, count in reasons]
     if manifest.mode == "chat":
         lines.append(chat_figures_table(manifest))

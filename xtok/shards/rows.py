@@ -93,7 +93,7 @@ def read_blocks(
             block.num_rows += 1
             block.sources[name] = None
             if isinstance(row, RowRefused):
-                block.rejects.append(Reject(name, line, None, row.stage, row.side, row.reason, row.message))
+                block.rejects.append(Reject(name, line, row.sample_id, row.stage, row.side, row.reason, row.message))
             elif idx in duplicates:
                 block.rejects.append(_duplicate(name, line, row.sample_id))
             else:
@@ -174,14 +174,15 @@ def _skip(stream: BinaryIO, num_bytes: int, *, seekable: bool) -> None:
 def _parquet_rows(source: SourceAt, segment: Segment, fields: RowFields) -> Iterator[tuple[int, ParsedRow | RowRefused]]:
     try:
         with storage.open_arrow(source.url) as handle, pq.ParquetFile(handle) as parquet:
-            columns = [name for name in fields.columns if name in parquet.schema_arrow.names]
+            names = parquet.schema_arrow.names
+            columns = [name for name in fields.columns if name in names]
             start, groups = _row_groups(parquet.metadata, segment)
             line = start
             for batch in parquet.iter_batches(_PARQUET_BATCH_ROWS, row_groups=groups, columns=columns, use_threads=False):
                 for record in _records(batch):
                     line += 1
                     if segment.start < line <= segment.end:
-                        yield line, _parse(record, fields)
+                        yield line, _parse(record, fields, names)
     except (pa.ArrowException, OSError) as error:
         raise error if isinstance(error, StorageError) else storage.storage_error("read", source.url, error) from error
 
@@ -214,11 +215,11 @@ def _records(batch: pa.RecordBatch) -> Iterator[dict[str, object] | RowRefused]:
         yield from records
 
 
-def _parse(record: dict[str, object] | RowRefused, fields: RowFields) -> ParsedRow | RowRefused:
+def _parse(record: dict[str, object] | RowRefused, fields: RowFields, names: Sequence[str]) -> ParsedRow | RowRefused:
     if isinstance(record, RowRefused):
         return record
     try:
-        return parse_record(record if fields.chat is None else without_null_fields(record), fields)
+        return parse_record(record if fields.chat is None else without_null_fields(record), fields, names)
     except RowRefused as refused:
         return refused
 

@@ -114,7 +114,7 @@ def _scan_parquet(source: SourceFile, spacing_bytes: int) -> SourceScan:
         raise error if isinstance(error, StorageError) else storage.storage_error("read", source.url, error) from error
     found, rows, weight = [], 0, 0
     for num_rows, group_bytes in shape:
-        step = max(1, spacing_bytes * num_rows // max(1, group_bytes))
+        step = max(1, min(num_rows, spacing_bytes * num_rows // max(1, group_bytes)))
         marks = np.append(np.arange(step, num_rows, step, dtype=np.int64), num_rows)
         weights = weight + marks * group_bytes // max(1, num_rows)
         found.append(np.stack([weights, rows + marks, rows + marks, rows + marks], axis=1))

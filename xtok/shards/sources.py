@@ -24,7 +24,7 @@ import zstandard
 from xtok import storage
 from xtok.errors import ConfigError, StorageError
 
-__all__ = ["HashingReader", "SourceFile", "decompressed", "find_sources", "portable_names"]
+__all__ = ["HashingReader", "SourceFile", "decompressed", "find_sources", "portable_names", "why_no_file"]
 
 Format = Literal["jsonl", "parquet"]
 Compression = Literal["gzip", "zstd"] | None
@@ -53,10 +53,17 @@ def find_sources(patterns: Sequence[str]) -> list[SourceFile]:
     for pattern in patterns:
         found = storage.glob(storage.absolute(pattern))
         if not found:
-            raise ConfigError(f"sources: {pattern!r} (that is, {storage.absolute(pattern)}) matches no file")
+            raise ConfigError(f"sources: {pattern!r} (that is, {storage.absolute(pattern)}) {why_no_file(pattern)}")
         urls.update(dict.fromkeys(found))
     names = portable_names(list(urls))
     return [SourceFile(url, name, *_kind(url)) for url, name in zip(urls, names, strict=True)]
+
+
+def why_no_file(pattern: str) -> str:
+    """What is to be said of a pattern that no file matches."""
+    if not storage.exists(pattern):
+        return "matches no file"
+    return f"is no regular file; of a folder, name the files to read: {storage.join(pattern, '*.jsonl')}"
 
 
 def portable_names(urls: Sequence[str]) -> list[str]:

@@ -35,7 +35,7 @@ def local_path(url: str) -> Path | None:
     for scheme in ("file://", "local://"):
         if url.startswith(scheme):
             return Path(url.removeprefix(scheme))
-    return None if "://" in url or "::" in url else Path(url)
+    return None if "://" in url or ("::" in url and not url.startswith("/")) else Path(url)
 
 
 def absolute(url: str) -> str:

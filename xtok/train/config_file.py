@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from schemas.base import mistakes_of
 from schemas.train_config import TrainConfig
 from xtok import storage
 from xtok.errors import ConfigError, StorageError
@@ -27,7 +28,7 @@ def load_train_config(given: str | Mapping[str, Any]) -> TrainConfig:
         full = storage.absolute(given)
         origin = f"'{given}'" if full == given else f"'{given}' (that is {full})"
         try:
-            document = yaml.safe_load(storage.read_bytes(given))
+            document = storage.read_yaml(given)
         except StorageError as error:
             raise ConfigError(f"training configuration {origin} cannot be read: {error}") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -35,7 +36,7 @@ def load_train_config(given: str | Mapping[str, Any]) -> TrainConfig:
     try:
         return TrainConfig.model_validate(document)
     except ValidationError as error:
-        lines = [_explain(problem) for problem in error.errors()]
+        lines = [_explain(problem) for problem in mistakes_of(error)]
         raise ConfigError(f"{origin} has {len(lines)} mistake{'s' * (len(lines) > 1)}:\n" + "\n".join(lines)) from error
 
 

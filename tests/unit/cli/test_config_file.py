@@ -11,6 +11,7 @@ import yaml
 
 from xtok.cli.config_file import load_config
 from xtok.errors import ConfigError
+from xtok.train.config_file import load_train_config
 
 
 @pytest.fixture
@@ -56,6 +57,13 @@ def test_a_source_that_matches_nothing_is_named_in_both_forms(content: dict[str,
         ({"student": {"tokeniser": "x", "tokenizer": "y"}}, "student.tokeniser: there is no such field; did you mean tokenizer?"),
         ({"workers": 0}, "workers: Input should be greater than or equal to 1 (given: 0)"),
         ({"overlength": "drop"}, "(given: 'drop')"),
+        ({"workers": True}, "workers: Input should be a number, not true or false (given: True)"),
+        ({"min_coverage": True}, "min_coverage: Input should be a number, not true or false (given: True)"),
+        (
+            {"student": {"tokenizer": "y", "context_length": 10**30}},
+            "student.context_length: Input should be less than or equal to",
+        ),
+        ({"part_bytes": 10**30}, "part_bytes: Input should be less than or equal to"),
         ({"teachers": []}, "teachers: "),
         ({"student": {"tokenizer": "./gone"}}, "student.tokenizer: './gone' (that is "),
         ({"student": {"tokenizer": "models/tok", "chat_template": "t.jinja"}}, "student.chat_template: 't.jinja' (that is "),
@@ -80,3 +88,32 @@ def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match="configuration"):
         load_config(str(path))
+
+
+def test_a_wrong_item_is_told_once(content: dict[str, Any]) -> None:
+    """pydantic leaves a wrong item out, and then calls the list too short."""
+    with pytest.raises(ConfigError, match=r"has 1 mistake:\n  teachers\.0\.context_len: there is no such field"):
+        load_config(content | {"teachers": [{"tokenizer": "models/tok", "context_len": 3}]})
+    with pytest.raises(ConfigError, match=r"teachers: .* at least 1 item"):
+        load_config(content | {"teachers": []})
+
+
+@pytest.mark.parametrize(
+    ("twice", "place"),
+    [("output: other", "line 2"), ("'sources': [b.jsonl]", "line 3"), ("more: {a: 1, b: 2, a: 3}", "line 1")],
+)
+def test_a_field_given_twice_is_refused_with_both_places(tmp_path: Path, twice: str, place: str) -> None:
+    """YAML readers take the last and drop the first without a word."""
+    (tmp_path / "c.yaml").write_text(f"{twice}\noutput: out\nsources: [a.jsonl]\n")
+    for load in (load_config, load_train_config):
+        with pytest.raises(ConfigError, match="and again here: keep one of them") as caught:
+            load(str(tmp_path / "c.yaml"))
+        assert "line 1" in str(caught.value)
+        assert place in str(caught.value)
+
+
+def test_what_is_merged_into_a_mapping_may_be_overridden(content: dict[str, Any], tmp_path: Path) -> None:
+    content.pop("teachers")
+    more = "student: &side {tokenizer: models/tok}\nteachers: [{<<: *side, tokenizer: models/tok, context_length: 9}]\n"
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"sources": content["sources"], "output": "out"}) + more)
+    assert load_config("c.yaml").teachers[0].context_length == 9
