@@ -9,7 +9,7 @@ Legend: B rows, T padded length, K number of batches or shards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, NotRequired, Self, TypedDict
 
@@ -60,13 +60,14 @@ class BatchedDataDict(dict[str, Any]):
         return size or 0
 
     @classmethod
-    def from_batches(cls, batches: Sequence[Mapping[str, Any]], pad_value_dict: Mapping[str, int | float] | None = None) -> Self:
+    def from_batches(cls, batches: Iterable[Mapping[str, Any]], pad_value_dict: Mapping[str, int | float] | None = None) -> Self:
         """Put K batches under one another: `[sum of B_k, ...]`.
 
         Dimensions after the first are padded on the right to the longest with `pad_value_dict[key]`, by default -1 for keys
         that end in `chunk_id` and 0 (False) for all others. Lists are joined. ValueError when keys, dtypes or numbers of
         dimensions differ.
         """
+        batches = list(batches)
         if not batches:
             return cls()
         keys = list(batches[0])
@@ -94,10 +95,14 @@ class BatchedDataDict(dict[str, Any]):
         return type(self)({key: value[start:end] for key, value in self.items()})
 
     def select_indices(self, indices: Sequence[int] | torch.Tensor) -> Self:
-        """The rows named, in that order, copied; repeats allowed. IndexError for an index outside [0, B)."""
-        index = torch.as_tensor(indices, dtype=torch.int64)
+        """The rows named, in that order, copied; repeats allowed. IndexError for an index outside [0, B), TypeError for a mask or
+        fractions: give `mask.nonzero().flatten()`."""
+        index = torch.as_tensor(indices)
         if index.dim() != 1:
             raise ValueError(f"indices must have one dimension, got shape {tuple(index.shape)}")
+        if index.numel() and (index.dtype == torch.bool or index.is_floating_point() or index.is_complex()):
+            raise TypeError(f"indices must be whole numbers, got {index.dtype}; of a mask give mask.nonzero().flatten()")
+        index = index.to(torch.int64)
         numbers = index.tolist()
         if numbers and not 0 <= min(numbers) <= max(numbers) < self.size:
             raise IndexError(f"indices from {min(numbers)} to {max(numbers)} do not lie in a batch of {self.size} rows")
@@ -181,6 +186,10 @@ class BatchedDataDict(dict[str, Any]):
             if isinstance(value, torch.Tensor):
                 self[key] = value.to(device, non_blocking=non_blocking)
         return self
+
+    def copy(self) -> Self:
+        """The same values in a batch of its own (shallow)."""
+        return type(self)(self)
 
     def get_dict(self) -> dict[str, Any]:
         """The same values as an ordinary dict (shallow)."""

@@ -41,6 +41,7 @@ LAYERS = (
         "xtok.order",
         "xtok.padding",
         "xtok.projection.projection",
+        "xtok.settings",
     ),
     ("xtok.train",),
     ("xtok.cli",),

@@ -21,9 +21,11 @@ from xtok.align import AlignmentBatch
 from xtok.batch import BatchedDataDict, DatumSpec
 from xtok.chat import ChatRenderer, RenderedChatDocument, align_chats
 from xtok.collate.chat import ChatSides, SideArguments, conversations_of, pad_chats, raise_refusals, teacher_arguments
-from xtok.collate.config import CrossTokenizerCollatorConfig, check_config
+from xtok.collate.config import CrossTokenizerCollatorConfig, check_aligner, check_config, check_per_teacher, whole_numbers
+from xtok.collate.rows import row_numbers, sample_mask
 from xtok.collate.text import text_of, tokenize_texts
 from xtok.errors import ConfigError
+from xtok.settings import whole_number
 from xtok.tokenizers import adapt_tokenizer
 
 if TYPE_CHECKING:
@@ -39,6 +41,13 @@ ALIGNMENT_FIELDS = (
     "student_chunk_id",
     "teacher_chunk_id",
     "num_chunks",
+)
+_MAY_BE_NONE = (
+    "make_seq_div_by_teachers",
+    "add_special_tokens_teachers",
+    "chat_template_kwargs_teachers",
+    "allow_special_tokens_in_content_teachers",
+    "accept_dropped_reasoning_teachers",
 )
 
 
@@ -86,9 +95,9 @@ class CrossTokenizerCollator:
         accept_dropped_reasoning_student: bool = False,
         accept_dropped_reasoning_teachers: Sequence[bool] | None = None,
     ) -> None:
-        num_teachers = len(aligners)
         check_config(config)
         per_teacher = {
+            "aligners": aligners,
             "teacher_tokenizers": teacher_tokenizers,
             "ctx_length_teachers": ctx_length_teachers,
             "drop_first_assistant_chunk_kl_by_teacher": drop_first_assistant_chunk_kl_by_teacher,
@@ -98,18 +107,17 @@ class CrossTokenizerCollator:
             "allow_special_tokens_in_content_teachers": allow_special_tokens_in_content_teachers,
             "accept_dropped_reasoning_teachers": accept_dropped_reasoning_teachers,
         }
-        for name, values in per_teacher.items():
-            if values is not None and len(values) != num_teachers:
-                raise ConfigError(f"{name} has {len(values)} entries for {num_teachers} aligners: give one for each teacher")
+        num_teachers = check_per_teacher(per_teacher, may_be_none=_MAY_BE_NONE)
         self.config = config
         self.student_tokenizer = student_tokenizer
         self.teacher_tokenizers = list(teacher_tokenizers)
         self.aligners = list(aligners)
-        self.ctx_length_student = ctx_length_student
-        self.ctx_length_teachers = list(ctx_length_teachers)
+        self.ctx_length_student = whole_number("ctx_length_student", ctx_length_student)
+        self.ctx_length_teachers = whole_numbers("ctx_length_teachers", ctx_length_teachers)
         self.drop_first_assistant_chunk_kl_by_teacher = list(drop_first_assistant_chunk_kl_by_teacher)
-        self.make_seq_div_by_student = make_seq_div_by_student
-        self.make_seq_div_by_teachers = list(make_seq_div_by_teachers or [1] * num_teachers)
+        self.make_seq_div_by_student = whole_number("make_seq_div_by_student", make_seq_div_by_student, 1)
+        divisors = [1] * num_teachers if make_seq_div_by_teachers is None else make_seq_div_by_teachers
+        self.make_seq_div_by_teachers = whole_numbers("make_seq_div_by_teachers", divisors, 1)
         self.add_special_tokens_student = add_special_tokens_student
         self.add_special_tokens_teachers = list(
             [True] * num_teachers if add_special_tokens_teachers is None else add_special_tokens_teachers
@@ -139,6 +147,7 @@ class CrossTokenizerCollator:
         return self._call_chat(batch) if self.config.mode == "chat" else self._call_text(batch)
 
     def _call_text(self, batch: list[DatumSpec]) -> BatchedDataDict:
+        numbers, weights = row_numbers(batch), sample_mask(batch)
         texts = [text_of(datum) for datum in batch]
         student_ids, student_mask, student_offsets = self._tokenize_batch(
             texts,
@@ -151,8 +160,8 @@ class CrossTokenizerCollator:
             input_ids=student_ids,
             input_lengths=student_mask.sum(dim=1),
             token_mask=student_mask,
-            sample_mask=torch.tensor([datum.get("loss_multiplier", 1.0) for datum in batch], dtype=torch.float32),
-            idx=[int(datum["idx"]) for datum in batch],
+            sample_mask=weights,
+            idx=numbers,
         )
         for index, (tokenizer, aligner) in enumerate(zip(self.teacher_tokenizers, self.aligners, strict=True)):
             if tokenizer is None or aligner is None:
@@ -185,6 +194,7 @@ class CrossTokenizerCollator:
 
     def _call_chat(self, batch: list[DatumSpec]) -> BatchedDataDict:
         """Render complete conversations and align their final assistant turns."""
+        numbers, weights = row_numbers(batch), sample_mask(batch)
         conversations = conversations_of(batch)
         renderer, *teachers = self._renderers()
         assert renderer is not None, "the student is shown every chat"
@@ -194,8 +204,8 @@ class CrossTokenizerCollator:
             input_ids=ids,
             input_lengths=attention.sum(dim=1),
             token_mask=mask,
-            sample_mask=torch.tensor([datum.get("loss_multiplier", 1.0) for datum in batch], dtype=torch.float32),
-            idx=[int(datum["idx"]) for datum in batch],
+            sample_mask=weights,
+            idx=numbers,
         )
         for index, renderer in enumerate(teachers):
             if renderer is None:
@@ -266,18 +276,16 @@ class CrossTokenizerCollator:
         return tokenize_texts(texts, tokenizer, ctx_length, make_seq_div_by, add_special_tokens=add_special_tokens, side=side)
 
     def _check_sides(self) -> None:
-        student = self.ctx_length_student, self.make_seq_div_by_student, self.add_special_tokens_student
-        sides = [("student", self.student_tokenizer, *student)]
+        sides = [("student", self.student_tokenizer, self.ctx_length_student, self.add_special_tokens_student)]
         for index, (tokenizer, aligner) in enumerate(zip(self.teacher_tokenizers, self.aligners, strict=True)):
             if aligner is None:
                 continue
             if tokenizer is None:
                 raise ConfigError(f"teacher_tokenizers[{index}] is None, but aligners[{index}] is not: such a teacher needs both")
-            context, divisor = self.ctx_length_teachers[index], self.make_seq_div_by_teachers[index]
-            sides.append((f"teachers[{index}]", tokenizer, context, divisor, self.add_special_tokens_teachers[index]))
-        for name, side_tokenizer, context, divisor, with_specials in sides:
-            if divisor < 1:
-                raise ConfigError(f"make_seq_div_by_{name} must be at least 1, got {divisor}")
+            check_aligner(index, aligner, self.student_tokenizer, tokenizer)
+            context = self.ctx_length_teachers[index]
+            sides.append((f"teachers[{index}]", tokenizer, context, self.add_special_tokens_teachers[index]))
+        for name, side_tokenizer, context, with_specials in sides:
             adapter = adapt_tokenizer(side_tokenizer)
             num_specials = len(adapter.prefix_ids) + len(adapter.suffix_ids) if with_specials else 0
             if context <= num_specials:

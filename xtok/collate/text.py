@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from schemas.tables import RejectReason
 from xtok.batch import DatumSpec
+from xtok.collate.rows import refused_row
 from xtok.errors import RowRefused
 from xtok.padding import PaddedLayout
 from xtok.tokenizers import FlatTokens, adapt_tokenizer, first_unencodable
@@ -25,26 +26,22 @@ __all__ = ["place_spans", "text_of", "tokenize_texts"]
 def text_of(datum: DatumSpec) -> str:
     """The text of a row, refused where the offline path counts a reject."""
     messages = datum.get("message_log")
-    if not isinstance(messages, list) or len(messages) != 1 or "content" not in messages[0]:
-        raise _refused(
+    if not isinstance(messages, list) or len(messages) != 1 or not isinstance(messages[0], dict) or "content" not in messages[0]:
+        raise refused_row(
             RejectReason.MISSING_TEXT, datum, "message_log must hold one message with the text as its content in text mode"
         )
     text = messages[0]["content"]
     if not isinstance(text, str):
-        raise _refused(RejectReason.TEXT_NOT_STRING, datum, f"the content is a {type(text).__name__}, not a string")
+        raise refused_row(RejectReason.TEXT_NOT_STRING, datum, f"the content is a {type(text).__name__}, not a string")
     if not text:
-        raise _refused(RejectReason.EMPTY_TEXT, datum, "the content is an empty string")
+        raise refused_row(RejectReason.EMPTY_TEXT, datum, "the content is an empty string")
     found = first_unencodable([text])
     if found is not None:
         position = found[1]
-        raise _refused(
+        raise refused_row(
             RejectReason.LONE_SURROGATE, datum, f"the content holds U+{ord(text[position]):04X} at character {position}"
         )
     return text
-
-
-def _refused(reason: RejectReason, datum: DatumSpec, what: str) -> RowRefused:
-    return RowRefused(reason, f"row with idx {datum.get('idx')}: {what}", stage="read", side="source")
 
 
 def tokenize_texts(

@@ -11,7 +11,7 @@ Design:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,12 +28,15 @@ from xtok.loader.fingerprints import check_tokenizers
 from xtok.loader.order import EpochOrder
 from xtok.loader.reader import WindowReader, build_catalog
 from xtok.loader.rows import GroupRows
+from xtok.settings import whole_number
 from xtok.shards.read import open_dataset
 
 if TYPE_CHECKING:
     from xtok.loader.fingerprints import AnyTokenizer
 
 __all__ = ["AlignedShardLoader"]
+
+MAX_EPOCH = 2**63 - 1
 
 
 class AlignedShardLoader(IterableDataset[BatchedDataDict]):
@@ -79,10 +82,13 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
         student_tokenizer: AnyTokenizer | None = None,
         teacher_tokenizers: Sequence[AnyTokenizer | None] | None = None,
     ) -> None:
-        _require_at_least(
-            1, batch_size=batch_size, world_size=world_size, pad_divisor=pad_divisor, shuffle_row_groups=shuffle_row_groups
-        )
-        _require_at_least(0, epoch=epoch, rank=rank, cache_bytes=cache_bytes)
+        batch_size = whole_number("batch_size", batch_size, 1)
+        world_size, rank = whole_number("world_size", world_size, 1), whole_number("rank", rank, 0)
+        pad_divisor = whole_number("pad_divisor", pad_divisor, 1)
+        # Of the order: an int of another library would be another seed to a later run.
+        seed, epoch = whole_number("seed", seed, most=None), whole_number("epoch", epoch, 0, MAX_EPOCH)
+        shuffle_row_groups = whole_number("shuffle_row_groups", shuffle_row_groups, 1, most=None)
+        cache_bytes = whole_number("cache_bytes", cache_bytes, 0, most=None)
         if rank >= world_size:
             raise ConfigError(f"rank must be smaller than world_size, got rank={rank} of world_size={world_size}")
         if pad_to not in ("longest", "context"):
@@ -138,7 +144,7 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of `epoch` from the next iteration on. A loaded state stays in force when it is of this epoch."""
-        _require_at_least(0, epoch=epoch)
+        epoch = whole_number("epoch", epoch, 0, MAX_EPOCH)
         if epoch != self.epoch:
             self._first_row = self._num_consumed = 0
             self._resume = None
@@ -159,7 +165,7 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
 
     def state_after(self, num_batches: int) -> dict[str, Any]:
         """The state after `num_batches` batches since this epoch's iteration began (at its start, or where a state was loaded)."""
-        _require_at_least(0, num_batches=num_batches)
+        num_batches = whole_number("num_batches", num_batches, 0)
         return self._state(min(self._start() + num_batches * self.global_batch_size, self.num_rows))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -168,9 +174,11 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
         ConfigError for a state that is none, DatasetMismatchError for one of another dataset, seed or shuffling.
         """
         try:
-            epoch, consumed = int(state["epoch"]), int(state["num_rows_consumed"])
+            epoch, consumed = (whole_number(name, state[name], most=MAX_EPOCH) for name in ("epoch", "num_rows_consumed"))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"not a state of AlignedShardLoader, it lacks epoch and num_rows_consumed: {state!r}") from error
+            raise ConfigError(
+                f"not a state of AlignedShardLoader, it lacks the whole numbers epoch and num_rows_consumed: {state!r}"
+            ) from error
         if state.get("order_digest", self._order_digest) != self._order_digest:
             raise DatasetMismatchError(
                 f"the state counts rows of another order (digest {state['order_digest'][:12]}, here {self._order_digest[:12]}): it was "
@@ -183,7 +191,7 @@ class AlignedShardLoader(IterableDataset[BatchedDataDict]):
             )
         # A worker goes on with its own share of the batches, so it must count them from where the iteration began.
         in_worker = get_worker_info() is not None
-        first_row = int(state.get("first_row", consumed)) if in_worker else consumed
+        first_row = whole_number("first_row", state.get("first_row", consumed), 0, MAX_EPOCH) if in_worker else consumed
         self._shared[0] = epoch
         self._resume = (first_row, consumed)
 
@@ -276,7 +284,9 @@ def _side_shape(side: PlannedSide, pad_to: str, divisor: int) -> SideShape:
 def _requested_teachers(teachers: Sequence[int] | None, num_teachers: int) -> tuple[int, ...]:
     if teachers is None:
         return tuple(range(num_teachers))
-    requested = tuple(teachers)
+    if not isinstance(teachers, Iterable):
+        raise ConfigError(f"teachers must be a list of indices, got {teachers!r}")
+    requested = tuple(whole_number(f"teachers[{place}]", index, most=None) for place, index in enumerate(teachers))
     if len(set(requested)) != len(requested) or not all(0 <= index < num_teachers for index in requested):
         raise ConfigError(f"teachers must be different indices of the dataset's {num_teachers} teachers, got {list(requested)}")
     return requested
@@ -285,14 +295,6 @@ def _requested_teachers(teachers: Sequence[int] | None, num_teachers: int) -> tu
 def _teacher_divisors(divisors: Sequence[int] | None, default: int, num_teachers: int) -> list[int]:
     if divisors is None:
         return [default] * num_teachers
-    if len(divisors) != num_teachers or min(divisors, default=1) < 1:
-        raise ConfigError(
-            f"teacher_pad_divisors must hold one number from 1 on for each of {num_teachers} teachers, got {list(divisors)}"
-        )
-    return list(divisors)
-
-
-def _require_at_least(least: int, **values: int) -> None:
-    for name, value in values.items():
-        if value < least:
-            raise ConfigError(f"{name} must be at least {least}, got {value}")
+    if len(divisors) != num_teachers:
+        raise ConfigError(f"teacher_pad_divisors must hold one number for each of {num_teachers} teachers, got {list(divisors)}")
+    return [whole_number(f"teacher_pad_divisors[{index}]", divisor, 1) for index, divisor in enumerate(divisors)]

@@ -57,6 +57,26 @@ def test_select_indices() -> None:
         batch.select_indices(torch.zeros(2, 2, dtype=torch.int64))
 
 
+@pytest.mark.parametrize("indices", [[True, False, True, False], torch.tensor([False, True]), [1.7], torch.tensor([0.0])])
+def test_a_mask_or_fractions_are_no_indices(indices: Any) -> None:
+    with pytest.raises(TypeError, match=r"whole numbers, got torch\.(bool|float32); of a mask give mask\.nonzero"):
+        make_batch(4).select_indices(indices)
+
+
+def test_a_copy_is_a_batch() -> None:
+    batch = make_batch(3)
+    copied = batch.copy()
+    del copied["meta"]
+    assert type(copied) is BatchedDataDict
+    assert (copied.size, "meta" in batch) == (3, True)
+
+
+def test_batches_may_come_from_a_generator() -> None:
+    assert rows_of(BatchedDataDict.from_batches(make_batch(1, first=row) for row in range(3))) == [
+        row for first in range(3) for row in rows_of(make_batch(1, first=first))
+    ]
+
+
 def test_from_batches_pads_on_the_right() -> None:
     narrow = BatchedDataDict(
         input_ids=torch.ones(1, 2, dtype=torch.int64), alignment_0_student_chunk_id=torch.zeros(1, 2), idx=[0]

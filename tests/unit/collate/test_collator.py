@@ -150,6 +150,7 @@ def test_without_a_pad_token_eos_pads(repository: Path) -> None:
         (datum("half \ud83d of a pair"), "lone_surrogate", "source"),
         ({"message_log": [], "idx": 0}, "missing_text", "source"),
         ({"idx": 0}, "missing_text", "source"),
+        ({"message_log": ["content"], "idx": 0}, "missing_text", "source"),
         ({"message_log": [{"role": "user"}], "idx": 0}, "missing_text", "source"),
         ({"message_log": [{"content": "a"}, {"content": "b"}], "idx": 0}, "missing_text", "source"),
     ],
@@ -199,6 +200,74 @@ def test_construction_refuses(tokenizers: dict[str, PreTrainedTokenizerBase], ch
     with pytest.raises(ConfigError, match=message) as refused:
         make(tokenizers, **changes)
     assert isinstance(refused.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ctx_length_student": 16.0}, "ctx_length_student must be a whole number, got 16.0"),
+        ({"ctx_length_student": None}, "ctx_length_student must be a whole number, got None"),
+        ({"ctx_length_student": int(1e30)}, "ctx_length_student must be at most"),  # transformers' "no limit"
+        ({"ctx_length_teachers": 24}, "ctx_length_teachers must be a list with one entry for each teacher, got 24"),
+        ({"ctx_length_teachers": [24.5, 16]}, r"ctx_length_teachers\[0\] must be a whole number"),
+        ({"make_seq_div_by_student": 1.5}, "make_seq_div_by_student must be a whole number"),
+        ({"make_seq_div_by_teachers": [1, True]}, r"make_seq_div_by_teachers\[1\] must be a whole number, got True"),
+        ({"make_seq_div_by_teachers": []}, "make_seq_div_by_teachers has 0 entries for 2"),
+        ({"teacher_tokenizers": None}, "teacher_tokenizers must be a list"),
+        ({"aligners": ["spm_bpe", None]}, r"aligners\[0\] must be a TokenAligner or None, got a str"),
+        ({"config": {"mode": "text"}}, "config must be a CrossTokenizerCollatorConfig, got a dict"),
+    ],
+)
+def test_what_is_no_number_or_no_list_is_told_at_construction(
+    tokenizers: dict[str, PreTrainedTokenizerBase], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(tokenizers, **changes)
+
+
+def test_an_aligner_of_other_tokenizers_is_refused(tokenizers: dict[str, PreTrainedTokenizerBase], repository: Path) -> None:
+    student, teacher, other = (tokenizers[name] for name in ("chatml_bpe", "spm_bpe", "unigram_nfkc"))
+    for aligner, named in (
+        (TokenAligner(teacher, student), "student .*spm_bpe"),
+        (TokenAligner(student, other), "teacher .*unigram_nfkc"),
+    ):
+        with pytest.raises(ConfigError, match=rf"aligners\[0\] was made for the {named}, which spells other tokens"):
+            make(tokenizers, aligners=[aligner, None])
+    again = AutoTokenizer.from_pretrained(repository / "infra" / "bundled" / "tokenizers" / "spm_bpe")
+    again.add_special_tokens({"pad_token": "<padding>"})
+    again.chat_template = "{{ messages }}"
+    assert make(tokenizers, aligners=[TokenAligner(student, again), None])([datum("x")]).size == 1
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0, "1", [1.0], 1e39])
+def test_weights_that_ruin_a_loss_are_refused_as_offline(tokenizers: dict[str, PreTrainedTokenizerBase], weight: Any) -> None:
+    with pytest.raises(RowRefused, match="row with idx 7: loss_multiplier is") as caught:
+        make(tokenizers)([datum("x", idx=7, loss_multiplier=weight)])
+    assert caught.value.reason == "invalid_loss_multiplier"
+
+
+def test_numbers_of_rows_may_come_from_any_library(tokenizers: dict[str, PreTrainedTokenizerBase]) -> None:
+    rows = [datum("x", idx=torch.tensor(3), loss_multiplier=torch.tensor(0.5)), datum("y", loss_multiplier=None)]  # type: ignore[arg-type]
+    batch = make(tokenizers)([*rows, datum("z", loss_multiplier=0)])
+    assert batch["idx"] == [3, 0, 0]
+    assert [type(idx) for idx in batch["idx"]] == [int] * 3
+    assert batch["sample_mask"].tolist() == [0.5, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"message_log": []}, "row 0 of the batch must be a DatumSpec"),
+        ("a text", "row 0 of the batch must be a DatumSpec"),
+        (datum("x", idx=1.5), "idx of row 0 of the batch must be a whole number, got 1.5"),  # type: ignore[arg-type]
+        (datum("x", idx=None), "idx of row 0 of the batch must be a whole number, got None"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_row_without_a_number_is_named_by_its_place(
+    tokenizers: dict[str, PreTrainedTokenizerBase], row: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(tokenizers)([row])
 
 
 def test_config_refuses_what_it_does_not_know() -> None:

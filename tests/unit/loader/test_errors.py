@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -29,6 +30,18 @@ from xtok.loader.rows import ListColumn
         ({"pad_to": "widest"}, "pad_to .* got 'widest'"),
         ({"teachers": [2]}, r"teachers .* 2 teachers, got \[2\]"),
         ({"teachers": [0, 0]}, r"got \[0, 0\]"),
+        ({"batch_size": 2.0}, "batch_size must be a whole number, got 2.0"),
+        ({"batch_size": True}, "batch_size must be a whole number, got True"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+        ({"seed": None}, "seed must be a whole number, got None"),
+        ({"epoch": 2**63}, "epoch must be at most"),
+        ({"rank": 0.0}, "rank must be a whole number"),
+        ({"shuffle_row_groups": 2.5}, "shuffle_row_groups must be a whole number"),
+        ({"pad_divisor": 10**30}, "pad_divisor must be at most"),
+        ({"teachers": 0}, "teachers must be a list of indices, got 0"),
+        ({"teachers": "01"}, r"teachers\[0\] must be a whole number, got '0'"),
+        ({"teachers": [True]}, r"teachers\[0\] must be a whole number, got True"),
+        ({"teacher_pad_divisors": [8, 0]}, r"teacher_pad_divisors\[1\] must be at least 1, got 0"),
         ({"teacher_pad_divisors": [8]}, r"teacher_pad_divisors .* got \[8\]"),
         ({"teacher_tokenizers": [None]}, "teacher_tokenizers has 1 entries"),
     ],
@@ -37,6 +50,21 @@ def test_settings(tmp_path: Path, setting: dict[str, Any], message: str) -> None
     url = publish(tmp_path, [make_rows(4)])
     with pytest.raises(ConfigError, match=message):
         AlignedShardLoader(url, **({"batch_size": 2} | setting))
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    url = publish(tmp_path, [make_rows(12)])
+    plain = AlignedShardLoader(url, batch_size=2, seed=-5, epoch=3, rank=1, world_size=2, teachers=[1])
+    same = {"batch_size": np.int32(2), "seed": np.int64(-5), "epoch": np.uint8(3), "rank": np.int64(1), "world_size": np.int16(2)}
+    loader = AlignedShardLoader(url, **same, teachers=np.array([1]))
+    assert [batch["idx"] for batch in loader] == [batch["idx"] for batch in plain]
+    assert list(next(iter(loader))) == list(next(iter(plain)))
+    loader.load_state_dict(plain.state_dict())  # the same order, so the same digest
+    for state in ({"epoch": 1.5, "num_rows_consumed": 0}, {"epoch": 0, "num_rows_consumed": True}):
+        with pytest.raises(ConfigError, match="lacks the whole numbers"):
+            plain.load_state_dict(state)
+    with pytest.raises(ConfigError, match="epoch must be a whole number"):
+        plain.set_epoch(0.5)  # type: ignore[arg-type]
 
 
 def test_unpublished(tmp_path: Path) -> None:
