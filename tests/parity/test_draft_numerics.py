@@ -246,12 +246,14 @@ def test_bf16_gradient_on_tensor_cores_is_within_three_thousandths(monkeypatch: 
     assert calls
 
 
-def test_fp16_probabilities_survive_on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most probabilities of a large vocabulary are below fp16's normal range; the scale that is taken out again saves them."""
+@pytest.mark.parametrize("spread", [0.05, 4.0])
+def test_fp16_probabilities_survive_on_tensor_cores(monkeypatch: pytest.MonkeyPatch, spread: float) -> None:
+    """Most probabilities of a large vocabulary are below fp16's normal range; the scale that is taken out again saves them, and does
+    not push a confident student beside a flat teacher beyond fp16's largest number."""
     calls = _play_tensor_cores(monkeypatch)
     generator = torch.Generator().manual_seed(0)
     problem = projected_problem(4, 60_000, 16, torch.float16, mask="all")
-    problem["student_hidden"] = (torch.randn(4, 16, generator=generator) * 0.05).half().requires_grad_()
+    problem["student_hidden"] = (torch.randn(4, 16, generator=generator) * spread).half().requires_grad_()
     problem["selected_teacher_logits"] = torch.randn(4, 60_000, generator=generator).half()
     _, gradient = projected(problem, 64)
     exact = problem["student_hidden"].detach().double().requires_grad_()

@@ -28,6 +28,7 @@ from xtok.losses.soft_ce import (
     combine_row_statistics,
     is_tensor_parallel,
     measure_and_exponentiate_,
+    negative_difference_,
     softmax_difference_,
 )
 from xtok.losses.stats import sum_by_bin
@@ -53,10 +54,6 @@ class _Problem(NamedTuple):
 
     def block_rows(self) -> int:
         return min(self.tile_rows, elementwise_block_rows(self.head.weight.shape[0], self.head.weight.device))
-
-    def teacher_parts(self, rows: slice) -> Parts:
-        """Teacher rows `rows` in the layout of the tiles and in the compute dtype; a view where no widening is needed."""
-        return self.head.layout.split(self.teacher.take(rows).to(self.head.dtype))
 
     def projection(self, rows: slice, logits: Parts) -> Callable[[], None]:
         """What writes the student's logits of `rows` into `logits` once more."""
@@ -144,9 +141,8 @@ def _one_rank(problem: _Problem) -> _RowResults:
     a time and never stored."""
     head, block_rows = problem.head, problem.block_rows()
     student_tile = head.new_tile(problem.tile_rows)
-    teacher_block, scratch = head.new_tile(block_rows), head.new_tile(block_rows)
-    statistics = problem.new_rows(NUM_STATISTICS)[:block_rows]
-    cross_entropy = problem.new_rows(1).squeeze(-1)
+    teacher_block, scratch = head.new_rows(block_rows), head.new_rows(block_rows)
+    statistics = problem.new_rows(NUM_STATISTICS)
     gradient = problem.new_rows(problem.hidden_size) if problem.with_gradient else None
     for tile in row_slices(problem.num_rows, problem.tile_rows):
         logits = slice_rows(student_tile, slice(0, tile.stop - tile.start))
@@ -154,33 +150,35 @@ def _one_rank(problem: _Problem) -> _RowResults:
         for block in row_slices(tile.stop - tile.start, block_rows):
             rows = slice(tile.start + block.start, tile.start + block.stop)
             used = slice(0, block.stop - block.start)
-            student, teacher_exp = slice_rows(logits, block), slice_rows(teacher_block, used)
-            products = slice_rows(scratch, used)
+            student, teacher_exp = slice_rows(logits, block), head.layout.split(teacher_block[used])
+            teacher, products = head.layout.split(problem.teacher.read(rows, scratch)), head.layout.split(scratch[used])
             measure_and_exponentiate_(
-                student, problem.teacher_parts(rows), teacher_exp, products, statistics[used], problem.projection(rows, student)
+                student, teacher, teacher_exp, products, statistics[rows], problem.projection(rows, student)
             )
-            combined = combine_row_statistics(statistics[used], None)
-            cross_entropy[rows] = combined.cross_entropy
             if gradient is not None:
-                softmax_difference_(student, teacher_exp, combined.student_scale, combined.teacher_scale)
+                negative_difference_(student, teacher_exp, statistics[rows])
         if gradient is not None:
-            head.pull_back_(logits, gradient[tile])
+            head.pull_back_(logits, gradient[tile], -statistics[tile, 3].reciprocal())
+    cross_entropy = combine_row_statistics(statistics, None).cross_entropy
     return _RowResults(cross_entropy, gradient)
 
 
 def _measure_tile_(
-    problem: _Problem, tile: slice, student: Parts, teacher_exp: Parts, scratch: Parts, statistics: Tensor
+    problem: _Problem, tile: slice, student: Parts, teacher_exp: Parts, scratch: Tensor, statistics: Tensor
 ) -> None:
-    """Project one tile, then exponentiate its student and teacher logits a few rows at a time; statistics [c, 5] of its rows."""
+    """Project one tile, then exponentiate its student and teacher logits a few rows at a time.
+
+    scratch [block rows, V] is overwritten; the statistics [c, 5] of the tile's rows are written.
+    """
     problem.head.project_(problem.hidden.take(tile), student)
     for block in row_slices(tile.stop - tile.start, problem.block_rows()):
         rows = slice(tile.start + block.start, tile.start + block.stop)
-        logits = slice_rows(student, block)
+        logits, layout = slice_rows(student, block), problem.head.layout
         measure_and_exponentiate_(
             logits,
-            problem.teacher_parts(rows),
+            layout.split(problem.teacher.read(rows, scratch)),
             slice_rows(teacher_exp, block),
-            slice_rows(scratch, slice(0, block.stop - block.start)),
+            layout.split(scratch[: block.stop - block.start]),
             statistics[block],
             problem.projection(rows, logits),
         )
@@ -190,7 +188,7 @@ def _sharded_one_tile(problem: _Problem, tp_group: dist.ProcessGroup | None) -> 
     """All rows fit one tile: keep both exponentials until the normalizers are known."""
     student, teacher = problem.head.new_tile(problem.num_rows), problem.head.new_tile(problem.num_rows)
     statistics = problem.new_rows(NUM_STATISTICS)
-    scratch = problem.head.new_tile(problem.block_rows())
+    scratch = problem.head.new_rows(problem.block_rows())
     _measure_tile_(problem, slice(0, problem.num_rows), student, teacher, scratch, statistics)
     combined = combine_row_statistics(statistics, tp_group)
     if not problem.with_gradient:
@@ -203,7 +201,7 @@ def _sharded_one_tile(problem: _Problem, tp_group: dist.ProcessGroup | None) -> 
 
 def _sharded_many_tiles(problem: _Problem, tp_group: dist.ProcessGroup | None) -> _RowResults:
     """Student and teacher halves of the gradient apart; they share a tile, so that one matmul pulls both back."""
-    both, scratch = problem.head.new_tile(2 * problem.tile_rows), problem.head.new_tile(problem.block_rows())
+    both, scratch = problem.head.new_tile(2 * problem.tile_rows), problem.head.new_rows(problem.block_rows())
     statistics = problem.new_rows(NUM_STATISTICS)
     halves = [problem.new_rows(problem.hidden_size) for _ in range(2)] if problem.with_gradient else []
     pulled = statistics.new_empty(2 * problem.tile_rows if halves else 0, problem.hidden_size)

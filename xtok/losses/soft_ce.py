@@ -12,6 +12,7 @@ value does not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ __all__ = [
     "combine_row_statistics",
     "is_tensor_parallel",
     "measure_and_exponentiate_",
+    "negative_difference_",
     "softmax_difference_",
 ]
 
@@ -81,48 +83,69 @@ def measure_and_exponentiate_(
 ) -> None:
     """student := exp(s - m) in place, teacher_exp := exp(t - k); the five numbers of each row go to `statistics` [r, 5].
 
-    All are [blocks, r, columns] in one layout and in the compute dtype. `teacher` is only read; `scratch` is overwritten.
-    `restore_student_` writes the student's logits into `student` again; it is called where a difference of logits may have overflowed.
+    All are [blocks, r, columns] in one layout and in the compute dtype. `teacher` is only read, and may be `scratch`, which is
+    overwritten. `restore_student_` writes the student's logits into `student` again; it is called where a difference of logits may
+    have overflowed.
     """
-    teacher_max = row_amax(teacher)
-    student_max = row_amax(student)
-    teacher_origin = finite_maximum(teacher_max).unsqueeze(-1)
-    student_origin = finite_maximum(student_max).unsqueeze(-1)
-    for student_part, teacher_part, exp_part, product in zip(student, teacher, teacher_exp, scratch, strict=True):
+    student_max, student_sum, teacher_max, teacher_sum, half_mean = statistics.unbind(-1)
+    teacher_origin = finite_maximum(row_amax(teacher, out=teacher_max)).unsqueeze(-1)
+    for teacher_part, exp_part in zip(teacher, teacher_exp, strict=True):
         torch.sub(teacher_part, teacher_origin, out=exp_part).exp_()
+    row_sum(teacher_exp, out=teacher_sum)
+    student_origin = finite_maximum(row_amax(student, out=student_max)).unsqueeze(-1)
+    for student_part, exp_part, product in zip(student, teacher_exp, scratch, strict=True):
         torch.mul(student_part.sub_(student_origin), exp_part, out=product)
-    teacher_sum = row_sum(teacher_exp)
-    dot = row_sum(scratch)
-    half_mean = 0.5 * dot / teacher_sum
-    if not bool(dot.isfinite().all()):
-        # Either 0 * (-inf), which counts as 0, or a real NaN, which stays: it is in the row's maximum, hence in every weight.
-        for product, exp_part in zip(scratch, teacher_exp, strict=True):
-            product.masked_fill_(exp_part == 0, 0.0)
-        dot = row_sum(scratch)
-        half_mean = 0.5 * dot / teacher_sum
-        if bool(dot.isinf().any()):
-            restore_student_()
-            half_mean = _half_mean(student, student_origin, teacher_exp, teacher_sum.unsqueeze(-1), scratch)
-            for student_part in student:
-                student_part.sub_(student_origin)
+    if math.isfinite(row_sum(scratch, out=half_mean).sum().item()):
+        half_mean.mul_(0.5).div_(teacher_sum)
+    else:
+        _measure_non_finite_(student, student_origin, teacher_exp, scratch, teacher_sum, half_mean, restore_student_)
     for student_part in student:
         student_part.exp_()
-    torch.stack((student_max, row_sum(student), teacher_max, teacher_sum, half_mean), dim=-1, out=statistics)
+    row_sum(student, out=student_sum)
 
 
-def _half_mean(student: Parts, student_origin: Tensor, teacher_exp: Parts, teacher_sum: Tensor, scratch: Parts) -> Tensor:
-    """Half the mean [r] of s - m under the teacher where neither s - m nor its weighted sum may fit the dtype: s / 2 - m / 2 always
-    fits, and so does its mean. -inf where the student has none of the teacher's mass."""
-    for student_part, exp_part, product in zip(student, teacher_exp, scratch, strict=True):
-        torch.mul(student_part, 0.5, out=product).sub_(student_origin * 0.5).mul_(exp_part / teacher_sum)
+def _measure_non_finite_(
+    student: Parts,
+    student_origin: Tensor,
+    teacher_exp: Parts,
+    scratch: Parts,
+    teacher_sum: Tensor,
+    half_mean: Tensor,
+    restore_student_: Callable[[], object],
+) -> None:
+    """Write half the mean [r] of s - m under the teacher once more, where a product (s - m) * exp(t - k) in `scratch` is not finite.
+
+    Either it is 0 * (-inf), which counts as 0, or a real NaN, which stays: it is in the row's maximum, hence in every weight. Or
+    s - m, or its weighted sum, does not fit the dtype: s / 2 - m / 2 always fits, and so does its mean. -inf where the student has
+    none of the teacher's mass.
+    """
+    for product, exp_part in zip(scratch, teacher_exp, strict=True):
         product.masked_fill_(exp_part == 0, 0.0)
-    return row_sum(scratch)
+    if not bool(row_sum(scratch, out=half_mean).isinf().any()):
+        half_mean.mul_(0.5).div_(teacher_sum)
+        return
+    restore_student_()
+    for student_part, exp_part, product in zip(student, teacher_exp, scratch, strict=True):
+        torch.mul(student_part, 0.5, out=product).sub_(student_origin * 0.5).mul_(exp_part / teacher_sum.unsqueeze(-1))
+        product.masked_fill_(exp_part == 0, 0.0)
+        student_part.sub_(student_origin)
+    row_sum(scratch, out=half_mean)
 
 
 def softmax_difference_(student: Parts, teacher: Parts, student_scale: Tensor, teacher_scale: Tensor) -> None:
     """student := softmax(s) - softmax(t) in place, from what `measure_and_exponentiate_` left; scales are [r]."""
     for student_part, teacher_part in zip(student, teacher, strict=True):
         student_part.mul_(student_scale.unsqueeze(-1)).addcmul_(teacher_part, teacher_scale.unsqueeze(-1), value=-1.0)
+
+
+def negative_difference_(student: Parts, teacher: Parts, statistics: Tensor) -> None:
+    """student := sum(exp(t - k)) * (softmax(t) - softmax(s)) in place, from what `measure_and_exponentiate_` left where one rank has
+    the whole vocabulary: one pass instead of two, and what is left to scale is a row of the hidden gradient."""
+    _, student_sum, _, teacher_sum, _ = statistics.unbind(-1)
+    # The largest term of a sum is exp(0): only a row of -inf alone has less than 1, it has no softmax and its share is 0.
+    student_scale = (teacher_sum / student_sum.clamp(min=1.0)).unsqueeze(-1)
+    for student_part, teacher_part in zip(student, teacher, strict=True):
+        torch.addcmul(teacher_part, student_part, student_scale, value=-1.0, out=student_part)
 
 
 def combine_row_statistics(statistics: Tensor, tp_group: dist.ProcessGroup | None) -> CombinedRows:
@@ -183,8 +206,8 @@ class VocabParallelSoftCE(torch.autograd.Function):
             student_tile, teacher_tile = tiles[0, :, place], tiles[1, :, place]
             write_student_ = partial(_copy_rows_, student, rows, student_tile[0])
             write_student_()
-            teacher_rows = teacher.take(rows).to(tiles.dtype).unsqueeze(0)
             products = scratch[:, : rows.stop - rows.start]
+            teacher_rows = teacher.read(rows, scratch[0]).unsqueeze(0)
             measure_and_exponentiate_(
                 (student_tile,), (teacher_rows,), (teacher_tile,), (products,), statistics[rows], write_student_
             )

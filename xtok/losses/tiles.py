@@ -57,14 +57,20 @@ def elementwise_block_rows(vocab_size: int, device: torch.device) -> int:
     return max(1, elements // max(1, vocab_size))
 
 
-def row_amax(parts: Parts) -> Tensor:
-    """Maximum of each row, [r]; NaN wins. A row of zero columns does not occur."""
-    return torch.cat([part.amax(dim=-1) for part in parts]).amax(dim=0)
+def row_amax(parts: Parts, out: Tensor) -> Tensor:
+    """Maximum of each row, written to `out` [r]; NaN wins. A row of zero columns does not occur."""
+    torch.amax(parts[0], dim=(0, 2), out=out)
+    for part in parts[1:]:
+        torch.maximum(out, part.amax(dim=(0, 2)), out=out)
+    return out
 
 
-def row_sum(parts: Parts) -> Tensor:
-    """Sum of each row, [r]."""
-    return torch.cat([part.sum(dim=-1) for part in parts]).sum(dim=0)
+def row_sum(parts: Parts, out: Tensor) -> Tensor:
+    """Sum of each row, written to `out` [r]."""
+    torch.sum(parts[0], dim=(0, 2), out=out)
+    for part in parts[1:]:
+        out += part.sum(dim=(0, 2))
+    return out
 
 
 class RowSource:
@@ -84,6 +90,9 @@ class RowSource:
         if index is None and self._matrix is None:
             index = torch.arange(math.prod(self._shape), device=values.device)
         self._index = index
+        self._pieces: tuple[Tensor, Tensor] | None = None
+        if index is not None and self._matrix is not None and self._matrix.is_contiguous():
+            self._pieces = _in_pieces(self._matrix, index)
 
     def take(self, rows: slice) -> Tensor:
         """Rows `rows` of the selection, [r, D], in the tensor's own dtype; a view where the rows are neighbours by construction."""
@@ -94,6 +103,26 @@ class RowSource:
         if self._matrix is not None:
             return self._matrix.index_select(0, index)
         return self._values[torch.unravel_index(index, self._shape)]
+
+    def read(self, rows: slice, buffer: Tensor) -> Tensor:
+        """Rows `rows` of the selection, [r, D], in the dtype of `buffer` [r or more, D]: a view where they lie together in that dtype
+        already, else, as a rule, gathered into the buffer: memory that is already there."""
+        out = buffer[: rows.stop - rows.start]
+        if self._values.dtype != buffer.dtype:
+            return out.copy_(self.take(rows))
+        if self._pieces is None:
+            return self.take(rows)
+        matrix, index = self._pieces
+        torch.index_select(matrix, 0, index[rows].flatten(), out=out.view(-1, matrix.shape[-1]))
+        return out
+
+
+def _in_pieces(matrix: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """`matrix` [m, D] as [m * p, D / p] and the pieces [n, p] of the rows `index`: a CPU gathers long rows one by one, each shared
+    out among all cores, but many short ones side by side."""
+    num_pieces = _CPU_BLOCKS if matrix.device.type == "cpu" and matrix.shape[-1] % _CPU_BLOCKS == 0 else 1
+    pieces = index.unsqueeze(1) * num_pieces + torch.arange(num_pieces, device=index.device)
+    return matrix.view(-1, matrix.shape[-1] // num_pieces), pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +188,10 @@ class FrozenHead:
     def new_tile(self, num_rows: int) -> Parts:
         return self.layout.new_tile(num_rows, self.dtype, self.weight.device)
 
+    def new_rows(self, num_rows: int) -> Tensor:
+        """An uninitialised matrix [num_rows, V] in the compute dtype; `layout.split` views it as a tile."""
+        return torch.empty(num_rows, self.layout.vocab_size, dtype=self.dtype, device=self.weight.device)
+
     def project_(self, hidden: Tensor, tile: Parts) -> None:
         """Write the logits of `hidden` [r, H] into `tile`."""
         if self._exact:
@@ -176,11 +209,13 @@ class FrozenHead:
             for block, weight in self._blocks(tile):
                 torch.mm(wide, weight.to(self.dtype).T, out=block)
 
-    def pull_back_(self, tile: Parts, out: Tensor) -> None:
-        """Write tile @ head, [r, H], into `out` (fp32 or fp64). The tile may be overwritten."""
+    def pull_back_(self, tile: Parts, out: Tensor, row_scale: Tensor | None = None) -> None:
+        """Write row_scale * (tile @ head), [r, H], into `out` (fp32 or fp64); row_scale [r], None: 1. The tile may be overwritten."""
+        # In fp16 only rows scaled beforehand fit.
+        early = row_scale if self._tensor_cores and self.weight.dtype == torch.float16 else None
         for number, (block, weight) in enumerate(self._blocks(tile)):
             if self._tensor_cores:
-                product = _gradient_mm(block, weight)
+                product = _gradient_mm(block, weight, early)
             else:
                 product = None
                 weight = weight.to(self.dtype)
@@ -192,6 +227,8 @@ class FrozenHead:
                 out.copy_(product)
             else:
                 out.add_(product)
+        if row_scale is not None and early is None:
+            out.mul_(row_scale.unsqueeze(-1))
 
     def _tail_weight(self) -> tuple[Tensor, ...]:
         tail = self.layout.tail
@@ -211,13 +248,16 @@ def _low_precision_mm(left: Tensor, right: Tensor, out: Tensor) -> None:
     torch.ops.aten.mm.dtype_out(left, right, torch.float32, out=out)
 
 
-def _gradient_mm(gradient: Tensor, weight: Tensor) -> Tensor:
+def _gradient_mm(gradient: Tensor, weight: Tensor, row_scale: Tensor | None) -> Tensor:
     """fp32 gradient [r, v] times low-precision head [v, H] on tensor cores: the gradient alone is rounded, the sum stays fp32.
 
-    Rounding errors of a row's V terms are independent, so the product is off by about 1e-3 of its norm in bf16.
+    Rounding errors of a row's V terms are independent, so the product is off by about 1e-3 of its norm in bf16. `row_scale` [r], for
+    fp16 alone, multiplies the gradient before it is rounded.
     """
     product = torch.empty(gradient.shape[0], weight.shape[1], dtype=torch.float32, device=gradient.device)
     if weight.dtype == torch.float16:
+        if row_scale is not None:
+            gradient.mul_(row_scale.unsqueeze(-1))
         _low_precision_mm(gradient.mul_(_FP16_GRADIENT_SCALE).to(weight.dtype), weight, product)
         return product.div_(_FP16_GRADIENT_SCALE)
     _low_precision_mm(gradient.to(weight.dtype), weight, product)
