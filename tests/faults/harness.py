@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,12 +58,12 @@ def _name(path: Path) -> str:
 
 @contextmanager
 def count_steps(fail_at: int | None = None, how: str = "full") -> Iterator[Steps]:
-    """Every rename into place and every removal of a local file in this process is a step."""
+    """Every rename or link into place and every removal of a local file in this process is a step."""
     steps = Steps(fail_at, how)
-    replace, unlink = os.replace, Path.unlink
+    unlink = Path.unlink
 
-    def counted_replace(source: Any, target: Any) -> None:
-        steps.take(_name(Path(target)), lambda: replace(source, target))
+    def counted(move: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        return lambda source, target: steps.take(_name(Path(target)), lambda: move(source, target))
 
     def counted_unlink(path: Path, missing_ok: bool = False) -> None:
         if path.suffix == ".tmp":
@@ -74,6 +74,7 @@ def count_steps(fail_at: int | None = None, how: str = "full") -> Iterator[Steps
         steps.take(f"remove {path.name}", lambda: unlink(path, missing_ok=missing_ok))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "replace", counted_replace)
+        patch.setattr(os, "replace", counted(os.replace))
+        patch.setattr(os, "link", counted(os.link))
         patch.setattr(Path, "unlink", counted_unlink)
         yield steps

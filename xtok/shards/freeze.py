@@ -44,13 +44,20 @@ def freeze_plan(run: RunPlan, output: str, *, fixed_render_date: bool) -> RunPla
     if plan != existing and not (existing is not None and _stays_published(existing, plan, output)):
         # Parts are about to change under the published manifest (other library versions): what is there is no dataset until then.
         storage.remove(storage.join(output, "manifest.json"))
-        write_plan(plan, output)
+        if existing is not None:
+            write_plan(plan, output)
+        elif not storage.write_new(storage.join(output, "plan.json"), plan_bytes(plan), _staging(output)):
+            return freeze_plan(run, output, fixed_render_date=fixed_render_date)  # another run has frozen one since
     return run.with_plan(plan)
 
 
 def write_plan(plan: Plan, output: str) -> None:
     """Writes plan.json in one step."""
-    storage.write_atomic(storage.join(output, "plan.json"), plan_bytes(plan), storage.join(output, "runs", "staging"))
+    storage.write_atomic(storage.join(output, "plan.json"), plan_bytes(plan), _staging(output))
+
+
+def _staging(output: str) -> str:
+    return storage.join(output, "runs", "staging")
 
 
 def _stays_published(existing: Plan, plan: Plan, output: str) -> bool:

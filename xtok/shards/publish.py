@@ -14,7 +14,7 @@ from schemas.plan import Plan, PlannedSide
 from xtok import storage
 from xtok.errors import PublicationRefusedError
 from xtok.shards.chat_figures import chat_figures_table, refusals_table
-from xtok.shards.freeze import write_plan
+from xtok.shards.freeze import agree, write_plan
 from xtok.shards.plan import RunPlan, plan_bytes, read_plan
 from xtok.shards.totals import sum_counts
 
@@ -29,13 +29,16 @@ def publish(
     """Checks the figures and writes manifest.json. entries: of every part, each verified by whoever built or skipped it.
 
     Raises PublicationRefusedError with the table of figures beyond `max_reject_fraction` or below `min_coverage`, StorageError when a
-    source is no longer the one that was planned.
+    source is no longer the one that was planned, DatasetMismatchError when plan.json is no longer this run's.
     """
     manifest = build_manifest(run.plan, entries, projections)
     check_limits(manifest, config)
     run.check_sources()
     staging = storage.join(config.output, "runs", "staging")
-    if read_plan(config.output) != run.plan:  # teachers were added to a published dataset
+    frozen = read_plan(config.output)
+    if frozen != run.plan:  # teachers were added to a published dataset, or another run took the folder
+        if frozen is not None:
+            agree(frozen, run.plan, config.output)
         write_plan(run.plan, config.output)
     storage.write_atomic(storage.join(config.output, "runs", "config.json"), config.model_dump_json(indent=1).encode(), staging)
     storage.write_atomic(storage.join(config.output, "manifest.json"), manifest_bytes(manifest), staging)

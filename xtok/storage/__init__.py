@@ -31,6 +31,7 @@ from xtok.storage.files import (
     tree,
     version,
     write_atomic,
+    write_new,
 )
 from xtok.storage.paths import absolute, is_no_damage, join, local_path, reported, storage_error
 from xtok.storage.yaml_file import read_yaml
@@ -62,4 +63,5 @@ __all__ = [
     "tree",
     "version",
     "write_atomic",
+    "write_new",
 ]

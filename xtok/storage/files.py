@@ -6,13 +6,14 @@ A file is never written under its final name: it is written in full under a temp
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -20,7 +21,7 @@ from typing import BinaryIO, cast
 import fsspec
 import pyarrow as pa
 
-from xtok.errors import XtokError
+from xtok.errors import StorageError, XtokError
 from xtok.storage import remote
 from xtok.storage.paths import local_path, reported, storage_error
 
@@ -42,9 +43,12 @@ __all__ = [
     "tree",
     "version",
     "write_atomic",
+    "write_new",
 ]
 
+Move = Callable[[Path, Path], None]
 _BLOCK_BYTES = 1 << 20
+_WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS)
 
 
 def open_read(url: str) -> BinaryIO:
@@ -187,11 +191,12 @@ def remove(url: str) -> None:
 
 
 @contextmanager
-def staged(final_url: str, staging_url: str) -> Iterator[Path]:
+def staged(final_url: str, staging_url: str, *, move: Move | None = None) -> Iterator[Path]:
     """A local path to write to; on leaving the block without an error the file is moved to `final_url` in one step.
 
     staging_url: a folder on the same store as `final_url` (for remote stores a folder of the system's temporary one is taken, and
-    the whole file put under its final key). The caller verifies the file inside the block.
+    the whole file put under its final key). move: how a local file gets its name (default: renamed). The caller verifies the file
+    inside the block.
     """
     final, staging = local_path(final_url), local_path(staging_url)
     folder = staging if final is not None and staging is not None else _remote_staging()
@@ -208,7 +213,7 @@ def staged(final_url: str, staging_url: str) -> Iterator[Path]:
                 remote.put(temporary, final_url)
             else:
                 final.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(temporary, final)
+                (move or os.replace)(temporary, final)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -217,13 +222,27 @@ def _remote_staging() -> Path:
     return Path(tempfile.gettempdir()) / f"xtok-staging-{os.getuid() if hasattr(os, 'getuid') else os.getlogin()}"
 
 
-def write_atomic(url: str, data: bytes, staging_url: str | None = None) -> None:
+def write_atomic(url: str, data: bytes, staging_url: str | None = None, *, move: Move | None = None) -> None:
     """Writes a whole file in one step, durably where the store is local. staging_url: default, the file's own folder."""
     parent = url.rsplit("/", 1)[0] if "/" in url else "."
-    with staged(url, staging_url or parent) as temporary, open(temporary, "wb") as stream:
+    with staged(url, staging_url or parent, move=move) as temporary, open(temporary, "wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def write_new(url: str, data: bytes, staging_url: str) -> bool:
+    """As `write_atomic`, but never over a file: False where one is there, even since a moment ago. (A remote store, and a file system
+    without links, cannot tell: of two writers at once the last wins there.)"""
+    try:
+        write_atomic(url, data, staging_url, move=os.link)
+    except StorageError as error:
+        if error.errno == errno.EEXIST and exists(url):
+            return False
+        if error.errno not in _WITHOUT_LINKS:
+            raise
+        write_atomic(url, data, staging_url)
+    return True
 
 
 def clean_staging(staging_url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ import pytest
 import zstandard
 
 from schemas.config import MAX_BYTES, MAX_COUNT
-from tests.unit.shards.support import build, side, udhr_rows, write_lines
+from schemas.plan import Plan
+from tests.unit.shards.support import build, config_for, frozen_files, side, udhr_rows, write_lines
 from xtok.cli.row_source import RowSource
 from xtok.errors import ConfigError, DatasetError, DatasetMismatchError
-from xtok.shards.publish import figures_table
+from xtok.shards import freeze
+from xtok.shards.pipeline import absolute_config, build_parts, plan_dataset
+from xtok.shards.pool import SerialRunner
+from xtok.shards.publish import figures_table, publish
 from xtok.shards.read import open_dataset
 from xtok.shards.scan import scan_source
 from xtok.shards.sources import SourceFile
@@ -132,3 +137,34 @@ def test_the_largest_settings_do_no_harm(tmp_path: Path) -> None:
         tmp_path / "out", tmp_path / "in.parquet", student=side("chatml_bpe", MAX_COUNT), overlength="split", **sizes
     )
     assert manifest.num_rows == 2
+
+
+def test_of_two_runs_that_begin_at_once_one_has_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find no plan; then each writes its own, and publishes over what the other one built."""
+    source = write_lines(tmp_path / "in.jsonl", udhr_rows(2))
+    build(tmp_path / "other", source, overlength="reject")
+    (tmp_path / "other" / "manifest.json").unlink()
+    looked = freeze.read_plan
+
+    def late(output: str) -> Plan | None:
+        monkeypatch.undo()
+        found = looked(output)
+        shutil.copytree(tmp_path / "other", tmp_path / "out")
+        return found
+
+    monkeypatch.setattr(freeze, "read_plan", late)
+    with pytest.raises(DatasetMismatchError, match="overlength was 'reject', is now 'truncate'"):
+        build(tmp_path / "out", source)
+    assert frozen_files(tmp_path / "out") == frozen_files(tmp_path / "other")
+
+
+def test_nothing_is_published_under_another_runs_plan(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", udhr_rows(2))
+    build(tmp_path / "other", source, overlength="reject")
+    config = absolute_config(config_for(tmp_path / "out", source))
+    run = plan_dataset(config, SerialRunner())
+    entries = build_parts(run, config, SerialRunner())
+    shutil.copy(tmp_path / "other" / "plan.json", tmp_path / "out" / "plan.json")
+    with pytest.raises(DatasetMismatchError, match="overlength was 'reject', is now 'truncate'"):
+        publish(run, entries, config)
+    assert not (tmp_path / "out" / "manifest.json").exists()

@@ -126,3 +126,20 @@ def test_staging_is_cleaned_of_dead_writers_only(tmp_path: Path) -> None:
     storage.clean_staging(str(tmp_path))
     storage.clean_staging(str(tmp_path / "none"))
     assert sorted(tmp_path.iterdir()) == sorted([ours, other])
+
+
+@pytest.mark.parametrize("without_links", [False, True])
+def test_a_new_file_is_written_over_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_links: bool) -> None:
+    def refuse(source: object, target: object) -> None:
+        raise OSError(errno.EPERM, "this file system has no links")
+
+    if without_links:
+        monkeypatch.setattr(os, "link", refuse)
+    url, staging = str(tmp_path / "folder" / "plan.json"), tmp_path / "staging"
+    assert storage.write_new(url, b"first", str(staging))
+    assert storage.write_new(url, b"second", str(staging)) is without_links
+    assert storage.read_bytes(url) == (b"second" if without_links else b"first")
+    assert list(staging.iterdir()) == []
+    (tmp_path / "file").write_bytes(b"in the way")
+    with pytest.raises(StorageError, match=r"cannot write .*file/plan\.json"):
+        storage.write_new(str(tmp_path / "file" / "plan.json"), b"x", str(staging))
