@@ -4,8 +4,9 @@ Everything counts processor time of the whole process (threads included) over re
 padding left out. The plain way reads the same row groups in the same order, pads each row with torch and finds exact pairs with
 numpy, row by row. Rounds are interleaved and the best of each counts, since other work on the machine only ever slows one down.
 
-Data: the bundled UDHR texts and tokenizers, or with XTOK_SHARED its texts.jsonl and three production tokenizers; cut into short
-rows (about 100 tokens) and joined into long ones (about 4,000).
+Data: the bundled UDHR texts and tokenizers, or with XTOK_SHARED its texts.jsonl and three production tokenizers; the documents as they
+are, cut into short rows (about 100 tokens, mixed scripts, so that two thirds of a batch are padding) and joined into long ones (about
+4,000).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def run() -> list[dict[str, Any]]:
     figures = []
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        for name, characters, batch_size in (("short rows", 400, 64), ("long rows", LONG_CHARACTERS, 8)):
+        for name, characters, batch_size in (("documents", None, 8), ("short rows", 400, 64), ("long rows", LONG_CHARACTERS, 8)):
             url = _dataset(Path(folder) / name.replace(" ", "-"), characters)
             ours, plain, decode, resume = _measure(url, batch_size)
             figures += [
@@ -197,8 +198,8 @@ def _exact(row: dict[str, Any]) -> list[torch.Tensor]:
     return [torch.from_numpy(exact[chunks]) for chunks in sides]
 
 
-def _dataset(folder: Path, characters: int) -> str:
-    """Rows of about `characters` characters, published; returns the dataset's path."""
+def _dataset(folder: Path, characters: int | None) -> str:
+    """Rows of about `characters` characters (None: whole documents), published; returns the dataset's path."""
     shared = os.environ.get("XTOK_SHARED")
     if shared:
         names = real_tokenizers.build(real_tokenizers.default_folder())
@@ -226,9 +227,13 @@ def _dataset(folder: Path, characters: int) -> str:
     return output
 
 
-def _texts(source: Path, characters: int) -> Iterator[str]:
-    """Texts of varied length around `characters`, made of the source's lines in random order."""
+def _texts(source: Path, characters: int | None) -> Iterator[str]:
+    """Texts of varied length around `characters`, made of the source's lines in random order; or its documents, again and again."""
     documents = [json.loads(line)["text"] for line in source.read_text(encoding="utf-8").split("\n") if line]
+    if characters is None:
+        copies = -(-NUM_CHARACTERS // sum(map(len, documents)))
+        yield from (f"{copy} {text}" for copy in range(copies) for text in documents)
+        return
     lines = [line for text in documents for line in text.splitlines(keepends=True)]
     random_numbers = random.Random(11)
     written = 0

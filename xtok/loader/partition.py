@@ -60,7 +60,7 @@ def _run_starts(chunk_id: Ints, offsets: Offsets) -> tuple[Offsets, Flags]:
     np.not_equal(chunk_id[1:], chunk_id[:-1], out=changes[1:-1])
     changes[offsets] = True
     starts = np.flatnonzero(changes[:-1] & (chunk_id >= 0))
-    return starts, changes[starts + 1]
+    return starts, np.take(changes[1:], starts, mode="clip")  # "clip" spares numpy the check
 
 
 def _in_order(chunk_id: Ints, starts: Offsets, pair_offsets: Offsets) -> bool:
@@ -70,7 +70,7 @@ def _in_order(chunk_id: Ints, starts: Offsets, pair_offsets: Offsets) -> bool:
         return False
     if num_pairs == 0:
         return True
-    runs = chunk_id[starts]
+    runs = np.take(chunk_id, starts, mode="clip")
     first_of_row = pair_offsets[:-1][np.diff(pair_offsets) > 0]
     follows = np.empty(num_pairs, dtype=bool)
     np.equal(runs[1:], runs[:-1] + 1, out=follows[1:])
