@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.draft_problems import dflash_problem, gradient_of, projected_problem, relative_error, unprojected_problem
-from xtok.losses import draft, reference
+from xtok.losses import draft, reference, tiles
 from xtok.losses.tiles import FrozenHead
 
 # Values are sums in fp32 (fp64); a low-precision gradient is rounded once to its own dtype: half a unit in the last place.
@@ -81,6 +81,20 @@ def test_vocabularies_above_are_cut_in_blocks() -> None:
     assert FrozenHead(torch.empty(5003, 3)).layout.tail == 3
     wide = FrozenHead(torch.empty(5003, 2048, dtype=torch.bfloat16)).layout
     assert (wide.num_blocks, wide.num_blocks * wide.block_size + wide.tail) == (3, 5003)
+
+
+@pytest.mark.parametrize("kind", ["projected", "unprojected"])
+@pytest.mark.parametrize("vocab", [4096, 5003])
+@pytest.mark.parametrize("mask", ["all", "some"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_tile_of_several_elementwise_blocks(
+    monkeypatch: pytest.MonkeyPatch, kind: str, vocab: int, mask: str, dtype: torch.dtype
+) -> None:
+    """Two rows at a time through a tile of five, the last block and the last tile shorter: the same numbers."""
+    monkeypatch.setattr(tiles, "_CPU_BLOCK_ELEMENTS", 2 * vocab)
+    make = projected_problem if kind == "projected" else unprojected_problem
+    sizes = (T, vocab, 3) if kind == "projected" else (T, vocab)
+    assert_equal_to_dense(kind, make(*sizes, dtype, mask=mask, num_bins=3), 5)
 
 
 def test_large_low_precision_head_equals_dense() -> None:

@@ -35,8 +35,9 @@ Parts = tuple[Tensor, ...]
 _CPU_BLOCKS = 8
 _CPU_MIN_BLOCK = 512
 _UPCAST_ELEMENTS = 1 << 22  # 16 MB of fp32 head at a time
-_CPU_CACHE_ELEMENTS = 1 << 20  # near the cores, yet few parallel regions: each waits for the slowest thread
-_DEVICE_CACHE_ELEMENTS = 1 << 24
+# Large enough for few parallel regions: each waits for the slowest thread, and on a busy machine that is what counts.
+_CPU_BLOCK_ELEMENTS = 1 << 22
+_DEVICE_BLOCK_ELEMENTS = 1 << 24
 # Probabilities of a large vocabulary are subnormal in fp16; a power of two brings them back and leaves 1.0 far from overflow.
 _FP16_GRADIENT_SCALE = 8192.0
 
@@ -52,8 +53,8 @@ def row_slices(num_rows: int, size: int) -> Iterator[slice]:
 
 
 def elementwise_block_rows(vocab_size: int, device: torch.device) -> int:
-    """How many rows of `vocab_size` to take through a chain of elementwise operations at once, so that they stay in cache."""
-    elements = _CPU_CACHE_ELEMENTS if device.type == "cpu" else _DEVICE_CACHE_ELEMENTS
+    """How many rows of `vocab_size` to take through a chain of elementwise operations at once: scratch is that large, not a tile."""
+    elements = _CPU_BLOCK_ELEMENTS if device.type == "cpu" else _DEVICE_BLOCK_ELEMENTS
     return max(1, elements // max(1, vocab_size))
 
 
