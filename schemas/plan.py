@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 __all__ = ["FORMAT_VERSION", "Plan", "PlannedPart", "PlannedSide", "PlannedSource", "Segment"]
 
 # Raised whenever the bytes we write for the same input change: parts of an older version are then built anew.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class _Frozen(BaseModel):

@@ -48,9 +48,7 @@ def run() -> list[dict[str, Any]]:
         lines = (json.dumps({"id": number} | row, ensure_ascii=False) + "\n" for number, row in enumerate(rows))
         source.write_text("".join(lines), encoding="utf-8")
         conversations = [conversation_from_row(row) for row in rows]
-        jobs = [
-            (str(tokenizers / side), conversations[start :: 2 * WORKERS]) for start in range(2 * WORKERS) for side in NAMES
-        ]
+        jobs = [(str(tokenizers / side), conversations[start :: 2 * WORKERS]) for start in range(2 * WORKERS) for side in NAMES]
         ours: list[float] = []
         baseline: list[float] = []
         output = ""

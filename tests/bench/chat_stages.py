@@ -30,7 +30,9 @@ from xtok.chat.templates import ReferenceRenderer, TemplateFailure
 from xtok.tokenizers import FlatTokens, ProvenEncoder, load_tokenizer
 
 NAME = "chat_stages"
-DESCRIPTION = "student Qwen3, teachers Llama 3.2 and gpt-oss: each stage in CPU microseconds a chat, Jinja and Hugging Face beside it"
+DESCRIPTION = (
+    "student Qwen3, teachers Llama 3.2 and gpt-oss: each stage in CPU microseconds a chat, Jinja and Hugging Face beside it"
+)
 
 NAMES = ("qwen3", "llama3_2", "gpt_oss")
 DAY = date(2025, 1, 2)
@@ -97,7 +99,9 @@ class _Plain:
 
     def run(self, conversations: list[Conversation], stages: dict[str, float]) -> None:
         for renderer, adapter in self.sides:
-            texts = _timed(stages, "render", lambda r=renderer: [render_plainly(r, conversation) for conversation in conversations])
+            texts = _timed(
+                stages, "render", lambda r=renderer: [render_plainly(r, conversation) for conversation in conversations]
+            )
             _timed(stages, "encode", lambda a=adapter, t=texts: a.reference.encode_flat(t))
 
 

@@ -117,7 +117,9 @@ def _step_figures(kind: str) -> list[dict[str, Any]]:
     inputs = _step_inputs(kind)
     _step(inputs, FEW_ANCHORS)  # warms up
     every, few = (_peak_and_slots(inputs, num_anchors) for num_anchors in (NUM_ANCHORS, FEW_ANCHORS))
-    seconds = _times({"all": lambda: _step(inputs, NUM_ANCHORS), "part": lambda: _step(inputs, NUM_ANCHORS, sparse=True)}, repeats=1)
+    seconds = _times(
+        {"all": lambda: _step(inputs, NUM_ANCHORS), "part": lambda: _step(inputs, NUM_ANCHORS, sparse=True)}, repeats=1
+    )
     tiles = 8 * CHUNK * LARGE_VOCAB * 4 / MEGABYTE
     if kind == "DSpark":  # the Markov head's gradient, once made and once handed on
         tiles += 2 * LARGE_VOCAB * STEP_RANK * 4 / MEGABYTE
