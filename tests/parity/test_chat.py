@@ -46,7 +46,9 @@ def located(of: str, template: str, rows: list[Conversation], name: str = "stude
 
 def answer_of(conversation: Conversation) -> str:
     content = str(conversation.final["content"])
-    return content.partition("</think>")[2].lstrip() if content.lstrip().startswith("<think>") and "</think>" in content else content
+    return (
+        content.partition("</think>")[2].lstrip() if content.lstrip().startswith("<think>") and "</think>" in content else content
+    )
 
 
 def end_mark(part: LocatedPart) -> str:
@@ -71,7 +73,9 @@ def check_masks(part: LocatedPart, rows: list[Conversation]) -> int:
         if part.refusals[row] is not None or chat is None:
             continue
         own = slice(int(part.tokens.offsets[row]), int(part.tokens.offsets[row + 1]))
-        slow = slow_turn(part.side.adapter, chat.text, shown_by(part, conversation), part.tokens.ids[own].tolist(), end_mark(part))
+        slow = slow_turn(
+            part.side.adapter, chat.text, shown_by(part, conversation), part.tokens.ids[own].tolist(), end_mark(part)
+        )
         if slow is None:
             assert part.side.adapter.prefix_space != "never" or not part.text.by_bytes[row]
             continue
@@ -96,7 +100,9 @@ def check_chunks(student: LocatedPart, teacher: LocatedPart, aligned: ChatAlignm
         for side, chunk_id in ((student, aligned.flat.student_chunk_id), (teacher, aligned.flat.teacher_chunk_id)):
             own = slice(int(side.tokens.offsets[row]), int(side.tokens.offsets[row + 1]))
             text = side.chats[row].text  # type: ignore[union-attr]
-            slow.append(slow_turn(side.side.adapter, text, shown_by(side, conversation), side.tokens.ids[own].tolist(), end_mark(side)))
+            slow.append(
+                slow_turn(side.side.adapter, text, shown_by(side, conversation), side.tokens.ids[own].tolist(), end_mark(side))
+            )
             found.append({index: chunk for index, chunk in enumerate(chunk_id[own].tolist()) if chunk >= 0})
         if slow[0] is None or slow[1] is None:
             continue
@@ -154,7 +160,9 @@ HEADS = st.sampled_from(
     ["<|im_start|>{}\n", "<|im_start|>{}\n\n", "<|im_start|>{} ", "<|im_start|>{}\n<think>\n\n</think>\n\n", "[{}] ", "{}: "]
 )
 TAILS = st.sampled_from(["<|im_end|>\n", "\n<|im_end|>\n", "<|im_end|>", " <|im_end|>", "\n", "", "\n### "])
-FILTERS = st.sampled_from(["", " | trim", ".lstrip('\\n')", ".rstrip()", " | upper", ".replace('a', 'b')", ".split('</think>')[-1]"])
+FILTERS = st.sampled_from(
+    ["", " | trim", ".lstrip('\\n')", ".rstrip()", " | upper", ".replace('a', 'b')", ".split('</think>')[-1]"]
+)
 
 
 @st.composite
@@ -162,7 +170,9 @@ def templates(draw: st.DrawFn) -> str:
     """A ChatML-like template: a head and a tail around each content, which may be trimmed or rewritten, and perhaps a dropped turn."""
     head, tail, content_filter = draw(HEADS), draw(TAILS), draw(FILTERS)
     before, after = head.replace("\n", "\\n").split("{}")
-    body = f"{{{{ '{before}' + m.role + '{after}' }}}}{{{{ (m.content{content_filter}) }}}}{{{{ '{tail}' }}}}".replace("\n", "\\n")
+    body = f"{{{{ '{before}' + m.role + '{after}' }}}}{{{{ (m.content{content_filter}) }}}}{{{{ '{tail}' }}}}".replace(
+        "\n", "\\n"
+    )
     loop = draw(st.sampled_from(["messages", "messages", "messages", "messages[-2:]", "messages[:-1]"]))
     return "{% for m in " + loop + " %}" + body + "{% endfor %}"
 

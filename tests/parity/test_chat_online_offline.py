@@ -247,7 +247,9 @@ def test_what_is_supervised_is_the_final_content(built: Built) -> None:
             masked = {place for place, flag in enumerate(row["token_mask"]) if flag}
             assert in_regions <= masked
             answer = plain(adapter.decode([row["input_ids"][place] for place in regions["answer"]]))
-            content = final["content"].split("</think>")[-1] if final["content"].lstrip().startswith("<think>") else final["content"]
+            content = (
+                final["content"].split("</think>")[-1] if final["content"].lstrip().startswith("<think>") else final["content"]
+            )
             wanted = plain(content)
             assert answer == wanted if "tool_calls" not in final else answer.startswith(wanted), (name, row["sample_id"])
             if with_thinking and "reasoning" in regions:

@@ -32,7 +32,9 @@ def row(**changes: Any) -> dict[str, Any]:
 )
 def test_ratio_and_limit(changes: dict[str, Any], ratio: float | None, passed: bool) -> None:
     figure = figure_of(row(**changes))
-    assert figure.ratio == ratio or (ratio is not None and math.isnan(ratio) and figure.ratio is not None and math.isnan(figure.ratio))
+    assert figure.ratio == ratio or (
+        ratio is not None and math.isnan(ratio) and figure.ratio is not None and math.isnan(figure.ratio)
+    )
     assert figure.passed is passed
 
 

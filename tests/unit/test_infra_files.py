@@ -51,7 +51,9 @@ def worker_container() -> dict[str, Any]:
 
 def environments() -> dict[str, dict[str, str]]:
     """Every set of variables that these files give to a process, by where it stands."""
-    found = {f"compose {name}": service.get("environment", {}) for name, service in COMPOSE["services"].items() if name != "database"}
+    found = {
+        f"compose {name}": service.get("environment", {}) for name, service in COMPOSE["services"].items() if name != "database"
+    }
     found["Dockerfile"] = dict(re.findall(r"(?:ENV|\\\n) +(\w+)=(\S+)", DOCKERFILE))
     found["k8s worker"] = {each["name"]: each["value"] for each in worker_container()["env"]}
     for pool, file in DEPLOYMENT_FILES.items():
@@ -67,7 +69,9 @@ def prefect_commands() -> Iterator[list[str]]:
     """Every `prefect ...` command line in these files, comments included."""
     for service in COMPOSE["services"].values():
         command = service.get("command", [])
-        yield from ([command] if command[:1] == ["prefect"] else [shlex.split(line) for text in command[2:] for line in text.splitlines()])
+        yield from (
+            [command] if command[:1] == ["prefect"] else [shlex.split(line) for text in command[2:] for line in text.splitlines()]
+        )
     yield worker_container()["args"]
     for path in (INFRA / "prefect.yaml", INFRA / "k8s" / "worker.yaml"):
         for line in re.findall(r"^# +(prefect .*)$", path.read_text(), flags=re.MULTILINE):

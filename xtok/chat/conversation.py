@@ -37,16 +37,23 @@ class Conversation:
     def of(cls, messages: list[Message], tools: list[dict[str, Any]] | None, template_kwargs: dict[str, Any]) -> Conversation:
         """From canonical parts. RowRefused (lone_surrogate) where a string holds half of a surrogate pair."""
         strings: list[str] = []
+        nested: list[str] = []
+        is_odd = False
         for message in messages:
             for key, value in message.items():
-                if key != "thinking" and key != "role":
-                    if key != "content":
-                        strings.append(key)
-                    _collect(value, strings)
-        _collect(tools, strings)
-        _collect(template_kwargs, strings)
+                if key == "thinking" or key == "role":
+                    continue
+                if key != "content":
+                    strings.append(key)
+                if type(value) is str:
+                    strings.append(value)
+                else:
+                    is_odd |= _collect(value, strings, nested)
+        is_odd |= tools is not None and _collect(tools, strings, nested)
+        is_odd |= _collect(template_kwargs, strings, nested)
         text = "\0".join(strings)
-        by_reference = engines_differ(messages, tools, template_kwargs)
+        # As `engines_differ`, in fewer looks; that keys are looked at too only sends a row to the reference.
+        by_reference = is_odd or not all(map(_prints_plainly, nested)) or _has_odd_blank(text)
         has_float = by_reference and holds_float((messages, tools, template_kwargs))
         conversation = cls(messages, tools, template_kwargs, has_float, by_reference, text)
         _check_text(conversation)
@@ -116,11 +123,14 @@ def _has_odd_blank(text: str) -> bool:
     return any(blank in text for blank in _ODD_BLANKS)
 
 
+def _prints_plainly(text: str) -> bool:
+    return text.isprintable() or text.replace("\n", "").replace("\t", "").isprintable()
+
+
 def _prints_differently(value: Any) -> bool:
     kind = type(value)
     if kind is str:
-        is_plain = value.isprintable() or value.replace("\n", "").replace("\t", "").isprintable()
-        return not is_plain
+        return not _prints_plainly(value)
     if kind is bool:
         return False
     if kind is int:
@@ -149,18 +159,28 @@ def strings_of(conversation: Conversation) -> Iterator[tuple[str, str]]:
     yield from (("chat_template_kwargs", text) for text in _nested(conversation.template_kwargs))
 
 
-def _collect(value: Any, strings: list[str]) -> None:
-    """Appends every string in JSON-like data, keys of objects included, in the order of `strings_of`."""
+def _collect(value: Any, strings: list[str], nested: list[str]) -> bool:
+    """Appends every string in JSON-like data to both, keys of objects included, in the order of `strings_of`.
+
+    True where it holds numbers that engines print differently, or None.
+    """
     kind = type(value)
     if kind is str:
         strings.append(value)
-    elif kind is dict:
+        nested.append(value)
+        return False
+    is_odd = False
+    if kind is dict:
         for key, item in value.items():
             strings.append(key)
-            _collect(item, strings)
+            nested.append(key)
+            is_odd |= _collect(item, strings, nested)
     elif kind is list:
         for item in value:
-            _collect(item, strings)
+            is_odd |= _collect(item, strings, nested)
+    elif kind is not bool:
+        is_odd = kind is not int or not -_MAX_INTEGER <= value <= _MAX_INTEGER
+    return is_odd
 
 
 def _nested(value: Any) -> Iterator[str]:

@@ -152,7 +152,10 @@ def _border_problem(located: LocatedPart, row: int) -> tuple[RejectReason, str] 
         if start < inner[0] or end > inner[1]:
             outside = _outside(located.text.data[row], start, end, chat.spans).decode(errors="replace")
             if outside.strip():
-                return RejectReason.BORDER_TOKEN, f"{_show(located, row, token)} reaches over the content's border into {outside!r}"
+                return (
+                    RejectReason.BORDER_TOKEN,
+                    f"{_show(located, row, token)} reaches over the content's border into {outside!r}",
+                )
     if chat.separate:
         token = base + int(located.eot_index[row])
         if (int(starts[token]), int(ends[token])) != (chat.eot, chat.eot + len(END_MARK)):

@@ -78,7 +78,9 @@ def conversation_from_row(row: Mapping[str, Any], fields: ChatFields | None = No
     if raw is None and row.get(fields.completion) is not None:
         raw = _prompt_completion(row.get(fields.prompt), row[fields.completion])
     if raw is None:
-        _refuse(f"the row has none of {fields.messages!r}, {fields.conversations!r} and {fields.completion!r}: {_short(sorted(row))}")
+        _refuse(
+            f"the row has none of {fields.messages!r}, {fields.conversations!r} and {fields.completion!r}: {_short(sorted(row))}"
+        )
     messages = normalize_messages(raw)
     tools, template_kwargs = (None if name is None else row.get(name) for name in (fields.tools, fields.template_kwargs))
     return Conversation.of(messages, _normalize_tools(tools), _normalize_kwargs(template_kwargs))

@@ -34,7 +34,8 @@ class ChatRenderer:
         if conversation.final["role"] != "assistant":
             role = conversation.final["role"]
             self.side.refuse(
-                RejectReason.NO_FINAL_ASSISTANT, f"the last message is of role {role!r}; only a final assistant turn is supervised"
+                RejectReason.NO_FINAL_ASSISTANT,
+                f"the last message is of role {role!r}; only a final assistant turn is supervised",
             )
         if self.side.options.native_thinking_alignment:
             return render_native(self.side, conversation)

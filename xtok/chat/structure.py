@@ -74,9 +74,7 @@ def _place_plain(side: ChatSide, conversation: Conversation, text: str, cache: S
     return _rendered(text, *found)
 
 
-def _place_behind_reasoning(
-    side: ChatSide, conversation: Conversation, text: str, block: re.Match[str] | None
-) -> RenderedChat:
+def _place_behind_reasoning(side: ChatSide, conversation: Conversation, text: str, block: re.Match[str] | None) -> RenderedChat:
     content = conversation.final["content"]
     kept = content[: block.end()] if block else ""
     prefix, suffix = _probe(side, conversation, kept)
@@ -87,7 +85,11 @@ def _place_behind_reasoning(
         side.refuse(
             RejectReason.DROPPED_REASONING,
             f"the {side.name} template drops or changes the final turn's reasoning, so the model would judge the answer "
-            + ("and its reasoning cannot be in the loss" if in_loss else "without it; set accept_dropped_reasoning to keep such rows"),
+            + (
+                "and its reasoning cannot be in the loss"
+                if in_loss
+                else "without it; set accept_dropped_reasoning to keep such rows"
+            ),
         )
     state = "shown" if shown else "dropped"
     if not in_loss:
@@ -152,7 +154,8 @@ def _probe(side: ChatSide, conversation: Conversation, kept: str) -> tuple[str, 
         rendered = side.render(side.shape([*conversation.messages[:-1], final]), conversation)
     except RowRefused as error:
         side.refuse(
-            RejectReason.CONTENT_NOT_VERBATIM, f"the template accepts message {turn} but not another content in its place: {error.message}"
+            RejectReason.CONTENT_NOT_VERBATIM,
+            f"the template accepts message {turn} but not another content in its place: {error.message}",
         )
     parts = rendered.split(probe)
     if len(parts) != 2:

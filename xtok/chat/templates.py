@@ -50,7 +50,10 @@ class ReferenceRenderer:
 
 
 def template_context(
-    special_tokens: Mapping[str, Any], messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, kwargs: Mapping[str, Any]
+    special_tokens: Mapping[str, Any],
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    kwargs: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The variables a template sees, in the order of precedence of `apply_chat_template`: arguments over special tokens."""
     return {

@@ -35,9 +35,8 @@ THINKS = _turns(
 # As R1: what was thought is dropped.
 DROPS_REASONING = _turns("{{ m.content.split('</think>')[-1] }}")
 # As Gemma: the system message goes into the first user turn.
-MERGES_SYSTEM = (
-    "{% set first = messages[0].content + '\\n\\n' if messages[0].role == 'system' else '' %}"
-    + _turns("{{ (first if loop.first else '') + m.content }}", "for m in messages if m.role != 'system'")
+MERGES_SYSTEM = "{% set first = messages[0].content + '\\n\\n' if messages[0].role == 'system' else '' %}" + _turns(
+    "{{ (first if loop.first else '') + m.content }}", "for m in messages if m.role != 'system'"
 )
 CLOCK = "{{ strftime_now('%d %b %Y') + '\\n' }}" + PLAIN
 NO_END_MARK = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '\\n' }}{% endfor %}"

@@ -33,7 +33,8 @@ def native_pair(final: dict[str, Any], regions: tuple[str, ...] | None = None, *
     row = talk(user("q"), final)
     student = locate(renderer(bundled_template("chatml"), options=options), row)
     teacher = locate(
-        renderer(more.get("template", bundled_template("chatml_plain")), of="unigram_nfkc", name="teacher=0", options=options), row
+        renderer(more.get("template", bundled_template("chatml_plain")), of="unigram_nfkc", name="teacher=0", options=options),
+        row,
     )
     return student, teacher
 

@@ -123,7 +123,10 @@ def test_a_tool_result_may_be_an_object() -> None:
         ({"messages": [user("q"), assistant("a", weight=object())]}, "no JSON value"),
         ({"messages": [user("q"), assistant("a", weight=float("nan"))]}, "nan is no JSON value"),
         ({"messages": [user("q"), assistant("a", extra=DEEP)]}, "message 1: data of more than 100 levels"),
-        ({"messages": [user("q"), assistant("", tool_calls=[{"name": "f", "arguments": '{"x": 1e999}'}])]}, "inf is no JSON value"),
+        (
+            {"messages": [user("q"), assistant("", tool_calls=[{"name": "f", "arguments": '{"x": 1e999}'}])]},
+            "inf is no JSON value",
+        ),
         ({"messages": [user("q"), assistant("", tool_calls=[{"name": "f", "arguments": "[" * 100_000}])]}, "not JSON"),
         ({"messages": [user("q"), assistant("a", function_call="f()")]}, "a name"),
         ({"messages": DEEP}, "must be an object"),
@@ -175,7 +178,7 @@ def test_data_that_engines_print_differently_is_marked(odd: Any) -> None:
         return conversation_from_row({"messages": [user("q"), assistant("", tool_calls=[call]), assistant("a")]})
 
     assert conversation(odd).by_reference
-    assert not conversation(["it's \n\t\"é\"", 1, True, {"中": -(2**63) + 1}]).by_reference
+    assert not conversation(['it\'s \n\t"é"', 1, True, {"中": -(2**63) + 1}]).by_reference
     assert conversation_from_row({"messages": [user("q"), assistant("a")], "tools": [{"name": "f", "x": odd}]}).by_reference
 
 

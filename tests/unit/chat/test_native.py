@@ -56,7 +56,9 @@ def test_without_reasoning_there_is_an_answer_alone() -> None:
 
 
 def test_tool_calls_belong_to_the_answer() -> None:
-    found = texts(native(), talk(user("q"), assistant("ok", reasoning_content="hm", tool_calls=[CALL, {**CALL, "name": "other"}])))
+    found = texts(
+        native(), talk(user("q"), assistant("ok", reasoning_content="hm", tool_calls=[CALL, {**CALL, "name": "other"}]))
+    )
     assert found["answer"].startswith('ok\n<tool_call>\n{"name": "set_timer"')
     assert found["answer"].endswith("</tool_call>")
     assert found["answer"].count("<tool_call>") == 2

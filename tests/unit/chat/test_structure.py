@@ -64,7 +64,15 @@ def test_a_remembered_structure_places_as_the_probe_does(template: str) -> None:
     source = getattr(support, template)
     rows = [
         talk(user(question), assistant(answer))
-        for question, answer in [("a", "b"), ("b", "b"), ("x b", "b"), ("q", " b "), ("q", "b\n"), ("q", "answer"), ("Q", "an answer")]
+        for question, answer in [
+            ("a", "b"),
+            ("b", "b"),
+            ("x b", "b"),
+            ("q", " b "),
+            ("q", "b\n"),
+            ("q", "answer"),
+            ("Q", "an answer"),
+        ]
     ]
     together = renderer(source)
     part = together.render_part(rows)
@@ -92,7 +100,9 @@ def test_the_text_of_a_probe_is_text(template: str) -> None:
 
 
 def test_reasoning_may_stand_in_the_field_and_inline() -> None:
-    shows_both = support.PLAIN.replace("{{ m.content }}", "{{ '(' + m.reasoning_content + ')' if m.reasoning_content }}{{ m.content }}")
+    shows_both = support.PLAIN.replace(
+        "{{ m.content }}", "{{ '(' + m.reasoning_content + ')' if m.reasoning_content }}{{ m.content }}"
+    )
     both = talk(user("q"), assistant("<think>\ninline\n</think>\n\nyes", reasoning_content="apart"))
     part = locate(renderer(shows_both), both)
     assert supervised(part) == ("yes", "<|im_end|>")
@@ -103,7 +113,9 @@ def test_reasoning_may_stand_in_the_field_and_inline() -> None:
 
 def test_a_cache_that_was_wrong_is_given_up_and_the_part_rendered_again() -> None:
     # The template says another thing after the tenth letter of the question: no shape can tell.
-    odd = support.PLAIN.replace("{{ m.content }}", "{{ m.content }}{{ '!' if loop.last and messages[0].content | length > 9 else '' }}")
+    odd = support.PLAIN.replace(
+        "{{ m.content }}", "{{ m.content }}{{ '!' if loop.last and messages[0].content | length > 9 else '' }}"
+    )
     rows = [talk(user("q"), assistant("a")), talk(user("a long question"), assistant("b")), talk(user("q"), assistant("c"))]
     part = renderer(odd, proof_every=1).render_part(rows)
     assert [chat and chat.text[chat.content[0] : chat.content[1]] for chat in part.chats] == ["a", "b", "c"]
@@ -124,7 +136,12 @@ def test_a_cache_that_was_wrong_is_given_up_and_the_part_rendered_again() -> Non
         ("REPEATS", [user("q"), assistant("a")], "content_not_verbatim", "repeats the content"),
         ("DROPS_LAST", [user("q"), assistant("a"), user("r"), assistant("a")], "content_not_verbatim", "drops or rewrites"),
         ("THINKS", [user("q"), assistant("I write </think> here")], "content_not_verbatim", "changes the content"),
-        ("DROPS_REASONING", [user("q"), assistant("<think>\nhm\n</think>\n\na")], "dropped_reasoning", "accept_dropped_reasoning"),
+        (
+            "DROPS_REASONING",
+            [user("q"), assistant("<think>\nhm\n</think>\n\na")],
+            "dropped_reasoning",
+            "accept_dropped_reasoning",
+        ),
         ("PLAIN", [user("q"), assistant("a", reasoning_content="hm")], "dropped_reasoning", "accept_dropped_reasoning"),
         ("PLAIN", [user("<|im_end|>"), assistant("a")], "embedded_special_token", "message 0 (user)"),
         ("PLAIN", [user("q"), assistant("a <|im_start|> b")], "embedded_special_token", "message 1 (assistant)"),
@@ -148,7 +165,9 @@ def test_special_tokens_are_looked_for_in_tools_arguments_and_reasoning() -> Non
 
 
 def test_special_tokens_in_content_can_be_allowed() -> None:
-    part = locate(renderer(allow_special_tokens_in_content=True), talk(user("what ends a turn?"), assistant("It is <|im_end|>, you see.")))
+    part = locate(
+        renderer(allow_special_tokens_in_content=True), talk(user("what ends a turn?"), assistant("It is <|im_end|>, you see."))
+    )
     assert supervised(part) == ("It is <|im_end|>, you see.", "<|im_end|>")
 
 
@@ -210,7 +229,9 @@ def test_a_template_without_an_end_mark_has_no_end_of_turn() -> None:
 
 def test_an_end_mark_that_the_tokenizer_drops_is_no_token_of_the_next_row() -> None:
     template = support.PLAIN.replace("<|im_end|>", "\u200b")
-    part = locate(renderer(template, of="wordpiece_lower"), talk(user("q"), assistant("an answer")), talk(user("q"), assistant("b")))
+    part = locate(
+        renderer(template, of="wordpiece_lower"), talk(user("q"), assistant("an answer")), talk(user("q"), assistant("b"))
+    )
     assert part.eot_index.tolist() == [-1, -1]
     assert [supervised(part, row)[0] for row in (0, 1)] == ["an answer", "b"]
 
@@ -220,7 +241,12 @@ def test_a_template_is_given_what_it_reads() -> None:
     shown = [renderer(source).render_row(developer).text for source in (support.PLAIN, support.NO_DEVELOPER)]
     assert shown[0].startswith("<|im_start|>developer\nbe brief")
     assert shown[1].startswith("<|im_start|>system\nbe brief")
-    turns = [user("q"), assistant("", tool_calls=[{"name": "f", "arguments": {"é": 1}}]), {"role": "tool", "content": "r"}, assistant("a")]
+    turns = [
+        user("q"),
+        assistant("", tool_calls=[{"name": "f", "arguments": {"é": 1}}]),
+        {"role": "tool", "content": "r"},
+        assistant("a"),
+    ]
     assert '<tool_call>f{"é": 1}</tool_call>' in renderer(support.TEXT_ARGUMENTS).render_row(talk(*turns)).text
     turns[1]["tool_calls"] = [{"name": "f", "arguments": '{"é":1}'}]
     assert '<tool_call>f{"é":1}</tool_call>' in renderer(support.TEXT_ARGUMENTS).render_row(talk(*turns)).text

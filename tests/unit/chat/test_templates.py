@@ -126,7 +126,7 @@ EXPRESSIONS = (
     "{{ x is iterable }}", "{{ x is number }}", "{{ x ~ '!' }}", "{{ x | string | length }}",
 )  # fmt: skip
 IN_CONTAINERS = ("{{ [x] }}", "{{ {'k': x} }}", "{{ x | list }}", "{{ x[:9] }}")  # of data that is no message's own text
-PLAIN_VALUES = ("", "it's \"é\"\n", "\u3000中\xa0\t", 2**63 - 1, True, ["a", [1]], {"k": ["v", "'"]}, "a\r\nb", "👩")
+PLAIN_VALUES = ("", 'it\'s "é"\n', "\u3000中\xa0\t", 2**63 - 1, True, ["a", [1]], {"k": ["v", "'"]}, "a\r\nb", "👩")
 ODD_BLANKS = ("\x1ca", "a\x1fb", "a\x0bb", "a\x0cb", "a\x85b", "a\u2028b", "a\u2029b", "a\rb")
 ODD_VALUES = (*ODD_BLANKS, 1e-07, 10**40, None, ["\u200b"], {"\ufeff": 1})
 
@@ -199,4 +199,3 @@ class TestProof:
     def test_proof_every_is_checked(self) -> None:
         with pytest.raises(ValueError, match="proof_every"):
             ProvenRenderer(PLAIN, render_date=DAY, special_tokens={}, proof_every=0)
-

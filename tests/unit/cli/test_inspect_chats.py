@@ -40,9 +40,7 @@ def test_every_side_is_shown_with_its_regions(made: Path, capsys: pytest.Capture
     assert "final turn: " in printed
 
 
-def test_a_refused_row_is_shown_as_the_student_sees_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refused_row_is_shown_as_the_student_sees_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chats(tmp_path / "out")
     assert main(["inspect", str(tmp_path / "out"), "--row", "bundled-43"]) == 0
     printed = capsys.readouterr().out
@@ -61,7 +59,10 @@ def test_html_marks_the_regions_and_escapes_the_text(made: Path) -> None:
 
 
 def test_a_long_context_is_cut_and_the_final_turn_is_not() -> None:
-    row = {"text": "é" * 10 + "yes.", "regions": [{"name": "answer", "start": 20, "end": 23}, {"name": "eot", "start": 23, "end": 24}]}
+    row = {
+        "text": "é" * 10 + "yes.",
+        "regions": [{"name": "answer", "start": 20, "end": 23}, {"name": "eot", "start": 23, "end": 24}],
+    }
     shown = shown_text("student", row)
     assert shown == ShownText("student", (("é" * 10, None), ("yes", "answer"), (".", "eot")))
     assert shown is not None

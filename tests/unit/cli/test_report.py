@@ -129,7 +129,10 @@ def test_sources_agree_with_the_manifest(report: RunReport) -> None:
     [row] = table.rows
     totals = report.manifest.teacher_totals
     shares = [f"{totals[index].num_one_to_one / totals[index].num_chunks:.1%}" for index in (0, 1)]
-    assert row[1:] == (f"{report.manifest.num_rows}", *(f"{totals[0].coverage:.4f}", shares[0], f"{totals[1].coverage:.4f}", shares[1]))
+    assert row[1:] == (
+        f"{report.manifest.num_rows}",
+        *(f"{totals[0].coverage:.4f}", shares[0], f"{totals[1].coverage:.4f}", shares[1]),
+    )
 
 
 def test_of_many_sources_the_worst_are_shown(report: RunReport) -> None:

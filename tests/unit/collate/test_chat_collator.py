@@ -63,7 +63,10 @@ def supervised(collator: CrossTokenizerCollator, row: DatumSpec) -> str:
 
 
 def test_keys_dtypes_and_shapes(tokenizers: list[PreTrainedTokenizerBase]) -> None:
-    rows = [datum(user("q"), assistant("Short."), idx=3), datum(user("q"), assistant("A longer answer."), idx=5, loss_multiplier=0.5)]
+    rows = [
+        datum(user("q"), assistant("Short."), idx=3),
+        datum(user("q"), assistant("A longer answer."), idx=5, loss_multiplier=0.5),
+    ]
     batch = make(tokenizers, make_seq_div_by_student=8, make_seq_div_by_teachers=[32, 1])(rows)
     assert batch["idx"] == [3, 5]
     assert batch["sample_mask"].tolist() == [1.0, 0.5]

@@ -68,7 +68,10 @@ def test_tables_are_those_of_the_design() -> None:
     assert STUDENT_SCHEMA.names == student.split()
     assert TEACHER_SCHEMA.names == teacher.split()
     assert REJECT_SCHEMA.names == ["source", "line", "sample_id", "stage", "side", "reason", "message"]
-    for schema, names in ((STUDENT_SCHEMA, ["input_ids"]), (TEACHER_SCHEMA, ["input_ids", "student_chunk_id", "teacher_chunk_id"])):
+    for schema, names in (
+        (STUDENT_SCHEMA, ["input_ids"]),
+        (TEACHER_SCHEMA, ["input_ids", "student_chunk_id", "teacher_chunk_id"]),
+    ):
         for name in names:
             assert str(schema.field(name).type.value_type) == "int32"
 

@@ -24,14 +24,22 @@ from xtok.tokenizers import FastokensBackend, FlatTokens
 
 
 def test_an_overlong_chat_is_a_reject_and_never_cut(tmp_path: Path) -> None:
-    rows = [{"id": "short", "messages": [user("q"), assistant("a")]}, {"id": "long", "messages": [user("q " * 99), assistant("a")]}]
+    rows = [
+        {"id": "short", "messages": [user("q"), assistant("a")]},
+        {"id": "long", "messages": [user("q " * 99), assistant("a")]},
+    ]
     source = write_lines(tmp_path / "in.jsonl", rows)
     manifest = chats(tmp_path / "out", source, student=side("chatml_bpe", 4096), teachers=[side("spm_bpe", 60)])
     dataset = open_dataset(str(tmp_path / "out"))
     assert side_frame(dataset)["sample_id"].to_list() == ["short", "long"]
     assert side_frame(dataset, 0)["input_ids"].is_null().to_list() == [False, True]
     (reject,) = rejects_frame(dataset).to_dicts()
-    assert (reject["sample_id"], reject["stage"], reject["side"], reject["reason"]) == ("long", "tokenize", "teacher=0", "overlength")
+    assert (reject["sample_id"], reject["stage"], reject["side"], reject["reason"]) == (
+        "long",
+        "tokenize",
+        "teacher=0",
+        "overlength",
+    )
     assert "the context 60" in reject["message"]
     assert manifest.teacher_totals[0].num_rendered == 2
     chats(tmp_path / "student", source, student=side("chatml_bpe", 60))

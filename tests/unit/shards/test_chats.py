@@ -128,7 +128,9 @@ def test_a_run_that_dies_between_two_files_is_finished_by_the_next(tmp_path: Pat
     with count_steps() as steps:
         chats(tmp_path / "whole", source, part_bytes=10**6)
     whole = frozen_files(tmp_path / "whole")
-    tables = [number for number, name in enumerate(steps.done) if name.startswith(("student/", "teacher=0/", "rejects/", "records/"))]
+    tables = [
+        number for number, name in enumerate(steps.done) if name.startswith(("student/", "teacher=0/", "rejects/", "records/"))
+    ]
     assert len(tables) == 6  # a rendered one of each side too
     for number in tables:
         output = tmp_path / f"out-{number}"
@@ -141,9 +143,7 @@ def test_a_run_that_dies_between_two_files_is_finished_by_the_next(tmp_path: Pat
 
 @pytest.mark.parametrize("damage", ["cut", "delete"])
 @pytest.mark.parametrize("table", ["student", "teacher=0", "rejects", "rendered/student", "rendered/teacher=0"])
-def test_damage_is_found_and_rebuilt_alone(
-    tmp_path: Path, table: str, damage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_is_found_and_rebuilt_alone(tmp_path: Path, table: str, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chats(tmp_path / "out")
     sound = frozen_files(tmp_path / "out")
     file = tmp_path / "out" / table / "part-00001.parquet"
@@ -164,7 +164,9 @@ def test_every_form_of_a_source_gives_the_same_rows(tmp_path: Path) -> None:
     forms = {
         "messages": [{"messages": [user(ask), assistant(answer)]} for ask, answer in pairs],
         "parts": [{"messages": [user([{"type": "text", "text": ask}]), assistant(answer)]} for ask, answer in pairs],
-        "sharegpt": [{"conversations": [{"from": "human", "value": ask}, {"from": "gpt", "value": answer}]} for ask, answer in pairs],
+        "sharegpt": [
+            {"conversations": [{"from": "human", "value": ask}, {"from": "gpt", "value": answer}]} for ask, answer in pairs
+        ],
         "pair": [{"prompt": ask, "completion": answer} for ask, answer in pairs],
         "messages in pairs": [{"prompt": [user(ask)], "completion": [assistant(answer)]} for ask, answer in pairs],
     }
@@ -188,7 +190,10 @@ def test_every_form_of_a_source_gives_the_same_rows(tmp_path: Path) -> None:
 def test_tool_calls_out_of_parquet_hold_no_arguments_of_other_tools(tmp_path: Path) -> None:
     def row(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-        tool = {"type": "function", "function": {"name": name, "parameters": {"properties": {key: {"type": "x"} for key in arguments}}}}
+        tool = {
+            "type": "function",
+            "function": {"name": name, "parameters": {"properties": {key: {"type": "x"} for key in arguments}}},
+        }
         turns = [user("q"), assistant("", tool_calls=[call]), {"role": "tool", "content": "r"}, assistant("done")]
         return {"messages": turns, "tools": [tool]}
 

@@ -108,7 +108,9 @@ def test_chats_agree_with_their_manifest(tmp_path: Path, repository: Path) -> No
     source = repository / "infra" / "bundled" / "chats.jsonl"
     changes = {"mode": "chat", "teachers": ["spm_bpe", "unigram_nfkc"], "part_bytes": 8_000, "row_group_rows": 8}
     manifest = build(tmp_path / "out", source, **changes)
-    figures = dataset_figures(manifest, str(tmp_path / "out"), config_for(tmp_path / "out", source, **changes).student, SerialRunner())
+    figures = dataset_figures(
+        manifest, str(tmp_path / "out"), config_for(tmp_path / "out", source, **changes).student, SerialRunner()
+    )
     assert len(manifest.parts) > 1
     for index, teacher in figures.teachers.items():
         totals, [pairs] = manifest.teacher_totals[index], teacher.sources.values()
