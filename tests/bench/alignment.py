@@ -35,7 +35,7 @@ def run() -> list[dict[str, Any]]:
     )
     millions = (len(student.ids) + len(teacher.ids)) / 1e6
     plain = millions / _best(lambda: _plain_alignment(adapters, student, teacher), 2)
-    flat = millions / _best(lambda: align_flat(adapters[0], adapters[1], student, teacher), 9)
+    flat = millions / _best(lambda: align_flat(adapters[0], adapters[1], student, teacher), 40)
     aligner = TokenAligner(adapters[0].transformers_tokenizer, adapters[1].transformers_tokenizer)
     batches = [_padded(student, teacher, first) for first in range(0, student.num_texts - 32, 32)]
     in_batches = sum(int(batch[1].sum() + batch[3].sum()) for batch in batches) / 1e6

@@ -34,7 +34,7 @@ DESCRIPTION = "chats to published shards, student Qwen3 + Llama 3.2 and gpt-oss,
 
 WORKERS = 2
 REPEATS = 3
-ROWS = 2400
+ROWS = 6000
 _BASELINE: dict[str, tuple[ReferenceRenderer, Tokenizer]] = {}
 
 

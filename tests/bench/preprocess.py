@@ -37,8 +37,8 @@ DESCRIPTION = "text to published shards, student + 2 teachers, against encode_ba
 WORKERS = 2
 DEFAULT_PART_BYTES: int = PreprocessConfig.model_fields["part_bytes"].default
 REPEATS = 3
-TIMED_BYTES = 10_000_000
-PART_BYTES = 1_250_000  # eight parts: an odd number would leave one of the two workers without work for the last one
+TIMED_BYTES = 20_000_000
+PART_BYTES = 1_250_000  # sixteen parts: an odd number would leave one of the two workers without work for the last one
 SIDES = ("qwen3", "llama3_2", "mistral_nemo")
 _BASELINE: dict[str, Tokenizer] = {}
 
@@ -52,12 +52,11 @@ def run() -> list[dict[str, Any]]:
         small = write(folder / "once.jsonl", texts, copies=1)
         copies = max(2, TIMED_BYTES // sum(len(text.encode()) for text in texts))
         large = write(folder / "timed.jsonl", texts, copies)
-        larger = write(folder / "memory.jsonl", texts, 2 * copies)
         with WorkerPool(WORKERS) as pool:
             times = _timings(folder, large, tokenizers, pool)
         with WorkerPool(1) as pool:  # without the baseline's tokenizers
             build(folder / "once", small, tokenizers, "auto", pool)
-            build(folder / "memory", larger, tokenizers, "auto", pool, part_bytes=DEFAULT_PART_BYTES)
+            build(folder / "memory", large, tokenizers, "auto", pool, part_bytes=DEFAULT_PART_BYTES)
             rss = pool.run(_peak_memory, 0, "memory")
         figures = _time_figures(times) + _rest_figures(open_dataset(str(folder / "once")))
     figures.append(_figure("worker memory, three tokenizers, parts of the default size", rss, None, "<= 900", "MB"))

@@ -52,20 +52,22 @@ _RESERVED_KWARGS: Final = ("messages", "tools", "documents", "add_generation_pro
 class ChatFields:
     """Names of the columns a chat row is read from; the first of messages, conversations, prompt + completion that is there.
 
-    tools, template_kwargs: None where rows have none that are to be read.
+    system: the system prompt that ShareGPT rows keep beside their conversations. system, tools, template_kwargs: None where rows have
+    none that are to be read.
     """
 
     messages: str = "messages"
     conversations: str = "conversations"
     prompt: str = "prompt"
     completion: str = "completion"
+    system: str | None = "system"
     tools: str | None = "tools"
     template_kwargs: str | None = "chat_template_kwargs"
 
     @property
     def columns(self) -> tuple[str, ...]:
         """All of them."""
-        names = (self.messages, self.conversations, self.prompt, self.completion, self.tools, self.template_kwargs)
+        names = (self.messages, self.conversations, self.prompt, self.completion, self.system, self.tools, self.template_kwargs)
         return tuple(name for name in names if name is not None)
 
 
@@ -74,7 +76,7 @@ def conversation_from_row(row: Mapping[str, Any], fields: ChatFields | None = No
     fields = fields or ChatFields()
     raw = row.get(fields.messages)
     if raw is None:
-        raw = row.get(fields.conversations)
+        raw = _with_system(row.get(fields.conversations), None if fields.system is None else row.get(fields.system))
     if raw is None and row.get(fields.completion) is not None:
         raw = _prompt_completion(row.get(fields.prompt), row[fields.completion])
     if raw is None:
@@ -183,6 +185,20 @@ def _normalize_call(call: Any, index: int) -> dict[str, Any]:
 def _sharegpt_calls(value: Any, index: int) -> list[Any]:
     parsed = _parse_json(value, f"message {index}: function_call") if isinstance(value, str) else value
     return list(parsed) if isinstance(parsed, list) else [parsed]
+
+
+def _with_system(raw: Any, system: Any) -> Any:
+    """ShareGPT's messages, begun with the system prompt that stands in a column of its own."""
+    if system is None or system == "" or not isinstance(raw, Sequence) or isinstance(raw, str | bytes):
+        return raw
+    if not isinstance(system, str):
+        _refuse(f"the system prompt must be text, got {_short(system)}")
+    own = [message for message in raw if isinstance(message, Mapping) and _either(message, "role", "from") == "system"]
+    if not own:
+        return [{"role": "system", "content": system}, *raw]
+    if any(_either(message, "content", "value") != system for message in own):
+        _refuse("the row has a system prompt, and another one among its messages: it is not clear which of them holds")
+    return raw
 
 
 def _prompt_completion(prompt: Any, completion: Any) -> list[Any]:

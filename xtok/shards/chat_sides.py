@@ -41,6 +41,7 @@ def chat_fields(config: PreprocessConfig) -> ChatFields:
         conversations=config.conversations_field,
         prompt=config.prompt_field,
         completion=config.completion_field,
+        system=config.system_field,
         tools=config.tools_field,
         template_kwargs=config.chat_template_kwargs_field,
     )

@@ -28,13 +28,17 @@ _MAX_MULTIPLIER = 3.4028234663852886e38
 
 @dataclass(frozen=True, slots=True)
 class RowFields:
-    """Which fields hold what, and the size limit of a text in bytes of UTF-8. chat: where chats stand; None in text mode."""
+    """Which fields hold what, and the size limit of a text in bytes of UTF-8.
+
+    chat: where chats stand; None in text mode. only_ids: a row that has an id is not looked into.
+    """
 
     text: str
     id: str | None
     loss_multiplier: str | None
     max_document_bytes: int
     chat: ChatFields | None = None
+    only_ids: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -85,6 +89,8 @@ def parse_record(record: dict[str, Any], fields: RowFields, names: Sequence[str]
     """A row as a mapping of field names. names: of all its fields, where `record` holds only those that are read. Raises RowRefused,
     which bears the row's id where that can be read."""
     try:
+        if fields.only_ids and (sample_id := _sample_id(record, fields)) is not None:
+            return ParsedRow("", sample_id, 1.0, 0)
         if fields.chat is not None:
             return _parse_chat(record, fields, fields.chat)
         return _parse_text(record, fields, list(record) if names is None else names)

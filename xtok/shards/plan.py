@@ -25,10 +25,11 @@ from xtok import storage
 from xtok.errors import ConfigError, StorageError
 from xtok.shards.chat_sides import ChatSideJob, chat_fields, describe_chat_side, same_chat_side
 from xtok.shards.cutting import balanced_parts
+from xtok.shards.duplicates import ScanJob, duplicate_rows
 from xtok.shards.parse import RowFields
 from xtok.shards.pool import Runner
 from xtok.shards.rows import SourceAt, read_blocks
-from xtok.shards.scan import ScanJob, SourceScan, find_duplicates, scan_ids, scan_source
+from xtok.shards.scan import SourceScan, scan_source
 from xtok.shards.sides import SideJob, describe_side, same_side
 from xtok.shards.sources import SourceFile, find_sources
 
@@ -51,6 +52,7 @@ _CHAT_ONLY = frozenset(
         "conversations_field",
         "prompt_field",
         "completion_field",
+        "system_field",
         "tools_field",
         "chat_template_kwargs_field",
         "include_thinking_in_loss",
@@ -105,9 +107,8 @@ def make_plan(config: PreprocessConfig, runner: Runner, progress: Progress | Non
     urls = [file.url for file in files]
     parts = balanced_parts(scans, config.part_bytes)
     scan_jobs = [_scan_job(part, scans, urls, fields) for part in parts]
-    found_ids = runner.map(scan_ids, scan_jobs, lambda job: "the scan for duplicate ids")
-    ids = list(_watched("find duplicate ids", found_ids, len(parts), progress))
-    parts = [part.model_copy(update={"duplicates": found}) for part, found in zip(parts, find_duplicates(ids), strict=True)]
+    duplicates = duplicate_rows(scan_jobs, runner, lambda found, total: _watched("find duplicate ids", found, total, progress))
+    parts = [part.model_copy(update={"duplicates": found}) for part, found in zip(parts, duplicates, strict=True)]
     render_date = _render_date(config)
     sample = _sample(scan_jobs, runner)
     student, teachers = _describe_sides(config, sample, render_date, runner)

@@ -1,13 +1,11 @@
-"""The two looks at the sources that a plan needs: one sequential pass over each file, and one over the ids of all rows.
+"""The first look at the sources that a plan needs: one sequential pass over each file.
 
-`scan_source` reads a file once in blocks: digest, sizes, and checkpoints, places between two lines where a part may be cut.
-`scan_ids` parses the rows of one part and gives a 128-bit digest of each accepted row's sample_id, by which duplicates are found
-over all parts. Both are plain functions of picklable arguments and run in any worker.
+`scan_source` reads a file once in blocks: digest, sizes, and checkpoints, places between two lines where a part may be cut. It is a plain
+function of picklable arguments and runs in any worker.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -16,14 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.plan import PlannedSource, Segment
+from schemas.plan import PlannedSource
 from xtok import storage
 from xtok.errors import StorageError
-from xtok.shards.parse import RowFields
-from xtok.shards.rows import SourceAt, read_blocks
 from xtok.shards.sources import HashingReader, SourceFile, decompressed
 
-__all__ = ["CHECKPOINT_COLUMNS", "IdScan", "ScanJob", "SourceScan", "find_duplicates", "scan_ids", "scan_lines", "scan_source"]
+__all__ = ["CHECKPOINT_COLUMNS", "SourceScan", "scan_lines", "scan_source"]
 
 # Columns of a checkpoints array. weight: bytes so far, what parts are balanced by; position: byte offset (jsonl) or row
 # (Parquet); lines, rows: how many lie before.
@@ -124,43 +120,3 @@ def _scan_parquet(source: SourceFile, spacing_bytes: int) -> SourceScan:
         name=source.name, format="parquet", num_bytes=num_bytes, sha256=digest, stream_bytes=weight, num_lines=rows, num_rows=rows
     )
     return SourceScan(planned, checkpoints)
-
-
-@dataclass(frozen=True, slots=True)
-class ScanJob:
-    """What `scan_ids` needs: a part's segments, and the sources they name."""
-
-    segments: tuple[Segment, ...]
-    sources: dict[int, SourceAt]
-    fields: RowFields
-
-
-@dataclass(frozen=True, slots=True)
-class IdScan:
-    """Accepted rows of one part. idx: int64 [num_rows]; digests: uint64 [num_rows, 2] of the sample_ids."""
-
-    idx: npt.NDArray[np.int64]
-    digests: npt.NDArray[np.uint64]
-
-
-def scan_ids(job: ScanJob) -> IdScan:
-    """Parses the rows of one part as building it will, and digests the sample_ids of those it accepts."""
-    idx: list[int] = []
-    digests: list[bytes] = []
-    for block in read_blocks(job.segments, job.sources, job.fields, frozenset()):
-        idx.extend(block.idx)
-        digests.extend(hashlib.blake2b(sample_id.encode(), digest_size=16).digest() for sample_id in block.sample_id)
-    return IdScan(np.array(idx, dtype=np.int64), np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2))
-
-
-def find_duplicates(scans: list[IdScan]) -> list[tuple[int, ...]]:
-    """For each part, the `idx` of rows whose sample_id an earlier row has. Parts in plan order."""
-    if not scans:
-        return []
-    digests = np.concatenate([scan.digests for scan in scans])
-    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal ids stay in plan order
-    ordered = digests[order]
-    repeats = np.zeros(len(order), dtype=bool)
-    repeats[order[1:]] = (ordered[1:] == ordered[:-1]).all(axis=1)
-    bounds = np.cumsum([0, *(len(scan.idx) for scan in scans)])
-    return [tuple(scan.idx[repeats[bounds[i] : bounds[i + 1]]].tolist()) for i, scan in enumerate(scans)]

@@ -84,6 +84,24 @@ def test_sharegpt_tool_turns() -> None:
     assert conversation.has_float
 
 
+def test_a_system_prompt_in_a_column_of_its_own() -> None:
+    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    row = {"conversations": turns, "system": "Be brief."}
+    with_one = {"conversations": [{"from": "system", "value": "Be brief."}, *turns]}
+    wanted = conversation_from_row(with_one)
+    assert [message["role"] for message in wanted.messages] == ["system", "user", "assistant"]
+    assert conversation_from_row(row) == wanted
+    assert conversation_from_row({**with_one, "system": "Be brief."}) == wanted
+    plain = conversation_from_row({"conversations": turns})
+    for nothing in ("", None):
+        assert conversation_from_row({"conversations": turns, "system": nothing}) == plain
+    assert conversation_from_row(row, ChatFields(system=None)) == plain
+    assert conversation_from_row({"messages": [user("q"), assistant("a")], "system": "linux"}) == plain
+    for bad in ({**with_one, "system": "Be long."}, {"conversations": turns, "system": 3}):
+        with pytest.raises(RowRefused, match="system prompt"):
+            conversation_from_row(bad)
+
+
 def test_the_older_function_call_is_a_tool_call() -> None:
     old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"x": 1}'}}
     new = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]}

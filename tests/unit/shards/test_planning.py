@@ -15,11 +15,12 @@ from schemas.plan import PlannedSource
 from tests.unit.shards.support import build, config_for, udhr_rows, write_lines
 from xtok.shards import scan as scan_module
 from xtok.shards.cutting import balanced_parts
+from xtok.shards.duplicates import IdScan, find_duplicates, parts_with_repeats
 from xtok.shards.parse import RowFields
 from xtok.shards.plan import make_plan, plan_bytes
 from xtok.shards.pool import SerialRunner
 from xtok.shards.rows import SourceAt, count_rows, read_blocks, split_lines
-from xtok.shards.scan import IdScan, SourceScan, find_duplicates, scan_lines
+from xtok.shards.scan import SourceScan, scan_lines
 from xtok.shards.sources import portable_names
 
 FIELDS = RowFields("text", "id", None, 1000)
@@ -121,6 +122,9 @@ def test_duplicates_keep_the_first_in_plan_order() -> None:
     scans = [part(0, (1, 1), (2, 1), (1, 1)), part(10), part(20, (2, 1), (1, 2), (1, 1))]
     assert find_duplicates(scans) == [(2,), (), (20, 22)]
     assert find_duplicates([]) == []
+    assert parts_with_repeats(scans) == [0, 2]
+    assert parts_with_repeats([part(0, (1, 1)), part(3, (2, 1), (1, 2)), part(5, (1, 1))]) == [0, 2]
+    assert parts_with_repeats([part(0, (1, 1)), part(3)]) == [] == parts_with_repeats([])
 
 
 def test_names_are_the_shortest_unique_trailing_paths() -> None:
