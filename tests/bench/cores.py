@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import real_tokenizers
-from tests.bench.preprocess import PART_BYTES, TIMED_BYTES, build, documents, write
+from tests.bench.preprocess import NUM_PARTS, TIMED_BYTES, build, documents, write
 from xtok.shards.pool import WorkerPool
 from xtok.shards.timing import read_timings
 
@@ -75,7 +75,7 @@ def _measured(output: Path, source: Path, tokenizers: Path, pool: WorkerPool, wo
     wall, own = time.perf_counter() - began, time.process_time() - own
     theirs = _workers_seconds(pool, workers) - theirs
     stages: dict[str, float] = {}
-    for part in range(-(-source.stat().st_size // PART_BYTES) + 1):
+    for part in range(NUM_PARTS + 1):
         for stage, seconds in read_timings(str(output), part).items():
             stages[stage] = stages.get(stage, 0.0) + seconds
     return _Run(wall, own, theirs, stages)

@@ -38,7 +38,7 @@ WORKERS = 2
 DEFAULT_PART_BYTES: int = PreprocessConfig.model_fields["part_bytes"].default
 REPEATS = 3
 TIMED_BYTES = 20_000_000
-PART_BYTES = 1_250_000  # sixteen parts: an odd number would leave one of the two workers without work for the last one
+NUM_PARTS = 16  # an odd number would leave one of the two workers without work for the last one
 SIDES = ("qwen3", "llama3_2", "mistral_nemo")
 _BASELINE: dict[str, Tokenizer] = {}
 
@@ -55,7 +55,7 @@ def run() -> list[dict[str, Any]]:
         with WorkerPool(WORKERS) as pool:
             times = _timings(folder, large, tokenizers, pool)
         with WorkerPool(1) as pool:  # without the baseline's tokenizers
-            build(folder / "once", small, tokenizers, "auto", pool)
+            build(folder / "once", small, tokenizers, "auto", pool, part_bytes=DEFAULT_PART_BYTES)
             build(folder / "memory", large, tokenizers, "auto", pool, part_bytes=DEFAULT_PART_BYTES)
             rss = pool.run(_peak_memory, 0, "memory")
         figures = _time_figures(times) + _rest_figures(open_dataset(str(folder / "once")))
@@ -91,7 +91,9 @@ def _config(output: Path, source: Path, tokenizers: Path, backend: str, part_byt
     )
 
 
-def build(output: Path, source: Path, tokenizers: Path, backend: str, pool: WorkerPool, part_bytes: int = PART_BYTES) -> None:
+def build(output: Path, source: Path, tokenizers: Path, backend: str, pool: WorkerPool, part_bytes: int | None = None) -> None:
+    """part_bytes: NUM_PARTS equal parts where None."""
+    part_bytes = part_bytes or -(-source.stat().st_size // NUM_PARTS)
     preprocess(_config(output, source, tokenizers, backend, part_bytes), runner=pool)
 
 
