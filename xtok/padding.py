@@ -27,7 +27,8 @@ class PaddedLayout:
 
     def place(self, rows: Sequence[npt.NDArray[np.generic]], pad_value: int | bool, dtype: npt.DTypeLike) -> torch.Tensor:
         """[B, T] of `dtype`: one array a row, as long as the row; `pad_value` elsewhere. Rows that `rows` lacks are all padding."""
-        padded = np.full(self._shape, pad_value, dtype=dtype)
+        padded = np.empty(self._shape, dtype=dtype)
+        padded.fill(pad_value)
         # One copy a row, straight from where its tokens lie: gathering them first would touch every token once more.
         for row, values in enumerate(rows):
             padded[row, : len(values)] = values

