@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,21 +22,14 @@ from xtok.losses.cross_tokenizer import CrossTokenizerDistillationConfig, CrossT
 from xtok.projection import Projection, build_projection, read_projection
 from xtok.shards.read import open_dataset
 from xtok.tokenizers import TokenizerAdapter, load_tokenizer
-from xtok.train.config_file import absolute_train_config
 from xtok.train.models import CausalBody, Teacher, check_head_size, load_model
 from xtok.train.objective import Objective
 from xtok.train.parallel import checkpoint_activations, shard_module
 from xtok.train.runtime import Runtime
 
-__all__ = ["Training", "build_models", "build_training", "check_dataset", "config_digest"]
+__all__ = ["Training", "build_models", "build_training", "check_dataset"]
 
 DraftModel = DFlashDraftModel | DSparkDraftModel
-# What may differ between a run and its continuation: where things lie and how they are divided, never what is computed.
-NOT_IN_DIGEST = (
-    *("dataset", "output", "cache_folder", "cache_bytes", "log_every_steps", "export_student", "evaluation", "checkpoint"),
-    *("parallel", "accumulation", "activation_checkpointing"),
-)
-NOT_IN_DIGEST_OF_TEACHER = ("offload", "shard")
 
 
 @dataclass(frozen=True)
@@ -53,21 +44,6 @@ class Training:
     def modules(self) -> list[nn.Module]:
         """The sharded modules."""
         return [self.student] if self.draft is None else [self.student, self.draft]
-
-
-def config_digest(config: TrainConfig) -> str:
-    """sha256 of what must be the same when a run goes on: the dataset's manifest, and the configuration without layout, memory
-    settings, output, logging, evaluation and checkpoints. Relative paths count as what they mean here."""
-    document = absolute_train_config(config).model_dump(
-        mode="json",
-        exclude=set(NOT_IN_DIGEST),
-        exclude_defaults=True,  # so that a field of a later version changes nothing
-    )
-    for teacher in document.get("teachers", ()):
-        for name in NOT_IN_DIGEST_OF_TEACHER:
-            teacher.pop(name, None)
-    document["manifest_sha256"] = storage.sha256(storage.join(config.dataset, "manifest.json"))
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def check_dataset(config: TrainConfig) -> tuple[Manifest, TokenizerAdapter, list[TokenizerAdapter]]:

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from schemas.train_config import CheckpointSettings
 from xtok import storage
 from xtok.errors import TrainingError, XtokError
+from xtok.train.identity import differences
 
 __all__ = ["BEST_FILE", "CHECKPOINT_FOLDER", "Checkpoints", "Progress"]
 
@@ -47,7 +48,10 @@ CHECKPOINT_FOLDER = "checkpoints"
 
 @dataclass
 class Progress:
-    """Where a run is: everything beside tensors. step: optimizer steps done. loader: position of the next batch."""
+    """Where a run is: everything beside tensors. step: optimizer steps done. loader: position of the next batch.
+
+    config_digest, run: which run it is (`xtok.train.identity`), as a digest and in full.
+    """
 
     step: int = 0
     num_tokens: int = 0
@@ -55,6 +59,7 @@ class Progress:
     best_step: int | None = None
     best_loss: float | None = None
     config_digest: str = ""
+    run: dict[str, Any] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -141,8 +146,8 @@ class Checkpoints:
             raise TrainingError(f"{self._folder} has no checkpoint of step {step}; there are: {steps}")
         return self._of_step(step)
 
-    def load(self, folder: Path, *, config_digest: str | None, with_optimizer: bool = True) -> Progress:
-        """Read tensors into the parameters and the optimizer, on any layout. config_digest: None takes a checkpoint of any run.
+    def load(self, folder: Path, *, of: Progress | None, with_optimizer: bool = True) -> Progress:
+        """Read tensors into the parameters and the optimizer, on any layout. of: the run; None takes a checkpoint of any.
 
         Raises TrainingError for a checkpoint of another model layout or configuration, or one that cannot be read.
         """
@@ -152,10 +157,10 @@ class Checkpoints:
             raise TrainingError(
                 f"{folder / STATE_FILE} is no training state ({error}): delete that folder to go on from the checkpoint before it"
             ) from error
-        if config_digest is not None and progress.config_digest != config_digest:
+        if of is not None and progress.config_digest != of.config_digest:
             raise TrainingError(
-                f"{folder} belongs to another training configuration or dataset (digest {progress.config_digest[:12]}, here "
-                f"{config_digest[:12]}): choose another output, or delete its checkpoints"
+                f"{folder} belongs to another training configuration or dataset ({differences(progress.run, of.run)}): choose another "
+                "output, or delete its checkpoints"
             )
         tensors = self._tensors(with_optimizer)
         with _told(f"read the checkpoint {folder}", "Delete that folder to go on from the one before"):

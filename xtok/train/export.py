@@ -99,7 +99,7 @@ def export_checkpoint(config: TrainConfig, *, checkpoint: str = "latest", folder
             writer_group=runtime.checkpoint_group,
             control_group=runtime.control_group,
         )
-        checkpoints.load(_chosen(checkpoints, config, checkpoint), config_digest=None, with_optimizer=False)
+        checkpoints.load(_chosen(checkpoints, config, checkpoint), of=None, with_optimizer=False)
         target = folder or storage.join(config.output, EXPORT_FOLDER)
         return export_models(config.model_copy(update={"export_student": True}), student, draft, folder=target, is_main=True)
     finally:

@@ -12,9 +12,10 @@ from schemas.train_config import TrainConfig
 from xtok import storage
 from xtok.errors import TrainingError
 from xtok.train.batches import StepBatches
-from xtok.train.build import Training, build_training, config_digest
+from xtok.train.build import Training, build_training
 from xtok.train.checkpoint import CHECKPOINT_FOLDER, Checkpoints, Progress
 from xtok.train.export import EXPORT_FOLDER, export_models
+from xtok.train.identity import config_digest, run_document
 from xtok.train.metrics_log import MetricsLog
 from xtok.train.optimizer import build_optimizer
 from xtok.train.output_lock import only_writer
@@ -48,11 +49,10 @@ def _run(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
         writer_group=runtime.checkpoint_group,
         control_group=runtime.control_group,
     )
-    digest = config_digest(config)
-    progress = Progress(config_digest=digest)
+    progress = Progress(config_digest=config_digest(config), run=run_document(config))
     newest = checkpoints.latest()
     if newest is not None:
-        progress = checkpoints.load(newest, config_digest=digest)
+        progress = checkpoints.load(newest, of=progress)
     resumed_from = progress.step
     log = MetricsLog(config.output, num_steps=config.steps, first_step=progress.step, is_main=runtime.is_main)
     try:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from schemas.train_config import TrainConfig
 from xtok import storage
-from xtok.train.build import config_digest
 from xtok.train.checkpoint import CHECKPOINT_FOLDER
 from xtok.train.export import EXPORT_FOLDER
+from xtok.train.identity import config_digest
 from xtok.train.metrics_log import METRICS_FILE
 from xtok.train.output_lock import only_writer
 
@@ -31,7 +31,7 @@ MOVED = (CHECKPOINT_FOLDER, EXPORT_FOLDER, METRICS_FILE, "tensorboard", REPORT_F
 
 @dataclass(frozen=True)
 class RunRecord:
-    """manifest_sha256: of the dataset's manifest. config_digest: `xtok.train.build.config_digest`."""
+    """manifest_sha256: of the dataset's manifest. config_digest: `xtok.train.identity.config_digest`."""
 
     manifest_sha256: str
     config_digest: str

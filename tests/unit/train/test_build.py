@@ -173,8 +173,10 @@ def test_a_student_that_caps_its_logits_trains_its_draft_only(
 def test_another_dataset_is_another_run(world: dict[str, Any], tmp_path: Path, run: Any) -> None:
     document = make_config(world, tmp_path / "run", **CE_ONLY, steps=1)
     run(document)
-    with pytest.raises(TrainingError, match="another training configuration or dataset"):
+    with pytest.raises(TrainingError, match=r"another training configuration or dataset \(manifest_sha256 was .* and is "):
         run({**document, "dataset": world["held_out"]})
+    with pytest.raises(TrainingError, match=r"another training configuration or dataset \(steps was 1 and is 2\)"):
+        run({**document, "steps": 2})
 
 
 def test_a_configuration_file_is_explained_field_by_field(tmp_path: Path) -> None:

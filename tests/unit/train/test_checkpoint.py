@@ -16,6 +16,8 @@ from xtok.errors import TrainingError
 from xtok.train.checkpoint import Checkpoints, Progress
 from xtok.train.runtime import Runtime
 
+RUN = Progress(config_digest="d")
+
 
 def make(folder: Path, runtime: Runtime, **settings: Any) -> tuple[Checkpoints, nn.Parameter]:
     """A run of one parameter, whose value is the step."""
@@ -30,7 +32,7 @@ def make(folder: Path, runtime: Runtime, **settings: Any) -> tuple[Checkpoints, 
 
 def save(checkpoints: Checkpoints, weight: nn.Parameter, step: int, **state: Any) -> None:
     weight.data.fill_(float(step))
-    checkpoints.save(Progress(step=step, config_digest="d", loader={}, **state))
+    checkpoints.save(Progress(step=step, config_digest="d", run={"steps": 9}, loader={}, **state))
 
 
 def save_and_finish(checkpoints: Checkpoints, weight: nn.Parameter, step: int) -> None:
@@ -55,9 +57,9 @@ def test_what_is_kept(tmp_path: Path, runtime: Runtime, asynchronous: bool) -> N
     again, restored = make(tmp_path, runtime)
     newest = again.latest()
     assert newest is not None
-    assert again.load(newest, config_digest="d").step == 5
+    assert again.load(newest, of=RUN).step == 5
     assert bool((restored == 5.0).all())
-    again.load(again.of_step(2), config_digest="d")
+    again.load(again.of_step(2), of=RUN)
     assert bool((restored == 2.0).all())
 
 
@@ -109,14 +111,18 @@ def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path: Path, runtime: Runti
     checkpoints, weight = make(tmp_path, runtime, asynchronous=False)
     save(checkpoints, weight, 1)
     folder = tmp_path / "step-00000001"
-    with pytest.raises(TrainingError, match="another training configuration"):
-        checkpoints.load(folder, config_digest="e")
+    other = Progress(config_digest="e", run={"optimizer": {"learning_rate": 0.1}})
+    both = (
+        "another training configuration.*optimizer.learning_rate was left at its default and is 0.1, steps was 9 and is left at"
+    )
+    with pytest.raises(TrainingError, match=both):
+        checkpoints.load(folder, of=other)
     with pytest.raises(TrainingError, match="no checkpoint of step 7; there are: 1"):
         checkpoints.of_step(7)
     [shard] = folder.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-20])
     with pytest.raises(TrainingError, match="cannot read the checkpoint"):
-        checkpoints.load(folder, config_digest="d")
+        checkpoints.load(folder, of=RUN)
 
 
 def test_a_state_that_is_none_is_told_by_its_field(tmp_path: Path, runtime: Runtime) -> None:
@@ -125,7 +131,7 @@ def test_a_state_that_is_none_is_told_by_its_field(tmp_path: Path, runtime: Runt
     save(checkpoints, weight, 3)
     file = tmp_path / "step-00000003/state.json"
     state = json.loads(file.read_text())
-    assert checkpoints.load(file.parent, config_digest="d").step == 3
+    assert checkpoints.load(file.parent, of=RUN).step == 3
     for change in (
         {"step": 4},
         {"step": "3"},
@@ -141,8 +147,8 @@ def test_a_state_that_is_none_is_told_by_its_field(tmp_path: Path, runtime: Runt
     ):
         file.write_text(json.dumps({**state, **change}))
         with pytest.raises(TrainingError, match=rf"no training state \(.*{list(change)[-1]}.*delete that folder"):
-            checkpoints.load(file.parent, config_digest="d")
+            checkpoints.load(file.parent, of=RUN)
     for broken in (b"", b"[1]", b"{", b"\xff\xfe"):
         file.write_bytes(broken)
         with pytest.raises(TrainingError, match="no training state"):
-            checkpoints.load(file.parent, config_digest="d")
+            checkpoints.load(file.parent, of=RUN)

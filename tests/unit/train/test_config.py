@@ -14,8 +14,8 @@ from tests.unit.train.support import make_config
 from xtok.errors import ConfigError
 from xtok.loader import AlignedShardLoader
 from xtok.train.batches import StepBatches
-from xtok.train.build import config_digest
 from xtok.train.config_file import absolute_train_config, load_train_config
+from xtok.train.identity import config_digest
 
 BASE: dict[str, Any] = {"student": {"model": "m"}, "teachers": [{"model": "t"}], "dataset": "d", "output": "o"}
 NODES = {"num_nodes": 2}
