@@ -23,6 +23,7 @@ from xtok.train.child import TrainingProcess
 
 BUNDLED = Path(__file__).resolve().parent / "bundled"
 TOKENIZERS = ("spm_bpe", "unigram_nfkc")
+MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")  # of a teacher that is whole
 
 
 def publish(tokenizer: Path, output: Path) -> None:
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the two learn side by side
-    names = [name for name in TOKENIZERS if not (options.out / name / "config.json").exists()]
+    names = [name for name in TOKENIZERS if not all((options.out / name / file).exists() for file in MODEL_FILES)]
     for name in sorted(set(TOKENIZERS) - set(names)):
         print(f"teacher {name}: already in {options.out / name}")
     folders = [options.out / f"{name}.work" for name in names]

@@ -61,7 +61,7 @@ class PreprocessConfig(Frozen):
     render_date: the day that chat templates see; None for the plan's UTC date.
     messages_field, conversations_field, prompt_field and completion_field: a row is read from the first that is there, OpenAI's
       messages, ShareGPT's conversations (`from`, `value`), or a prompt with its completion (text or messages).
-    system_field: the system prompt that ShareGPT rows keep beside their conversations; None: not read.
+    system_field: a system prompt that stands beside the messages, which begin with it then; None: not read.
     tools_field, chat_template_kwargs_field: a row's own tools and template arguments (over the side's); None: not read.
     include_thinking_in_loss … drop_first_assistant_chunk_kl_by_teacher: see the collator's arguments of the same names.
     """

@@ -52,8 +52,8 @@ _RESERVED_KWARGS: Final = ("messages", "tools", "documents", "add_generation_pro
 class ChatFields:
     """Names of the columns a chat row is read from; the first of messages, conversations, prompt + completion that is there.
 
-    system: the system prompt that ShareGPT rows keep beside their conversations. system, tools, template_kwargs: None where rows have
-    none that are to be read.
+    system: a system prompt that stands beside the messages. system, tools, template_kwargs: None where rows have none that are to be
+    read.
     """
 
     messages: str = "messages"
@@ -76,14 +76,14 @@ def conversation_from_row(row: Mapping[str, Any], fields: ChatFields | None = No
     fields = fields or ChatFields()
     raw = row.get(fields.messages)
     if raw is None:
-        raw = _with_system(row.get(fields.conversations), None if fields.system is None else row.get(fields.system))
+        raw = row.get(fields.conversations)
     if raw is None and row.get(fields.completion) is not None:
         raw = _prompt_completion(row.get(fields.prompt), row[fields.completion])
     if raw is None:
         _refuse(
             f"the row has none of {fields.messages!r}, {fields.conversations!r} and {fields.completion!r}: {_short(sorted(row))}"
         )
-    messages = normalize_messages(raw)
+    messages = normalize_messages(_with_system(raw, None if fields.system is None else row.get(fields.system)))
     tools, template_kwargs = (None if name is None else row.get(name) for name in (fields.tools, fields.template_kwargs))
     return Conversation.of(messages, _normalize_tools(tools), _normalize_kwargs(template_kwargs))
 
@@ -188,16 +188,21 @@ def _sharegpt_calls(value: Any, index: int) -> list[Any]:
 
 
 def _with_system(raw: Any, system: Any) -> Any:
-    """ShareGPT's messages, begun with the system prompt that stands in a column of its own."""
+    """The messages, begun with the system prompt that stands in a column of its own (ShareGPT, Anthropic)."""
     if system is None or system == "" or not isinstance(raw, Sequence) or isinstance(raw, str | bytes):
         return raw
     if not isinstance(system, str):
-        _refuse(f"the system prompt must be text, got {_short(system)}")
+        _refuse(
+            f"the system prompt must be text, got {_short(system)}; a column of another kind is left out by system_field: null"
+        )
     own = [message for message in raw if isinstance(message, Mapping) and _either(message, "role", "from") == "system"]
     if not own:
         return [{"role": "system", "content": system}, *raw]
-    if any(_either(message, "content", "value") != system for message in own):
-        _refuse("the row has a system prompt, and another one among its messages: it is not clear which of them holds")
+    if any(str(_either(message, "content", "value") or system).strip() != system.strip() for message in own):
+        _refuse(
+            "the row has a system prompt, and another one among its messages: it is not clear which of them holds; the column is left "
+            "out by system_field: null"
+        )
     return raw
 
 

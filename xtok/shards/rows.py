@@ -115,7 +115,7 @@ def read_blocks(
 
 
 def _duplicate(source: str, line: int, sample_id: str) -> Reject:
-    message = f"an earlier row has the id {sample_id!r:.200}; the first in plan order stays"
+    message = f"an earlier row has the id {sample_id!r:.200}; only the first in plan order is used, even if it is refused later"
     return Reject(source, line, sample_id, "read", "source", RejectReason.DUPLICATE_ID.value, message)
 
 

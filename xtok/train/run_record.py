@@ -1,6 +1,6 @@
 """What a run folder remembers of its launches, so that the same manifest is not trained on twice and another one starts afresh.
 
-<output>/run.json            manifest and configuration of the run, and whether it was finished
+<output>/run.json            manifest and configuration of the run, whether it was finished, and what it exported
 <output>/earlier/<manifest>/ what a run on an earlier manifest left, moved there when the next one starts
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from schemas.train_config import TrainConfig
@@ -31,18 +31,27 @@ MOVED = (CHECKPOINT_FOLDER, EXPORT_FOLDER, METRICS_FILE, "tensorboard", REPORT_F
 
 @dataclass(frozen=True)
 class RunRecord:
-    """manifest_sha256: of the dataset's manifest. config_digest: `xtok.train.identity.config_digest`."""
+    """manifest_sha256: of the dataset's manifest. config_digest: `xtok.train.identity.config_digest`.
+
+    results: bytes of every exported file, by its path in the output.
+    """
 
     manifest_sha256: str
     config_digest: str
     finished: bool = False
+    results: dict[str, int] = field(default_factory=dict)
 
 
 def nothing_to_do(config: TrainConfig) -> str | None:
-    """Why there is nothing to train: the run was finished on the very manifest that is published. None when there is something."""
+    """Why there is nothing to train: the run was finished on the very manifest that is published, and all it exported is there.
+
+    None when there is something.
+    """
     record = _read(config.output)
-    if record is None or not record.finished or record != RunRecord(*_digests(config), finished=True):
+    if record is None or not record.finished or (record.manifest_sha256, record.config_digest) != _digests(config):
         return None
+    if _results(config.output) != record.results or not _wanted(config) <= {Path(path).parts[1] for path in record.results}:
+        return None  # another launch goes on from the last checkpoint, and exports anew
     return (
         f"no new manifest was published in {config.dataset} since the last run (sha256 {record.manifest_sha256[:12]}); "
         f"its results are in {config.output}"
@@ -69,7 +78,19 @@ def _begin(config: TrainConfig) -> None:
 def finish_run(config: TrainConfig) -> None:
     """Remember that the run came to its end: on the manifest that it began with, whatever was published meanwhile."""
     begun = _read(config.output) or RunRecord(*_digests(config))
-    _write(config.output, replace(begun, finished=True))
+    _write(config.output, replace(begun, finished=True, results=_results(config.output)))
+
+
+def _results(output: str) -> dict[str, int]:
+    folder = Path(output) / EXPORT_FOLDER
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(output).as_posix(): path.stat().st_size for path in files}
+
+
+def _wanted(config: TrainConfig) -> set[str]:
+    """The folders that this configuration exports."""
+    wanted = {"student"} if config.export_student and config.trains_student else set()
+    return wanted | ({"draft"} if config.trains_draft else set())
 
 
 def _digests(config: TrainConfig) -> tuple[str, str]:

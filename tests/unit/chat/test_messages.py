@@ -96,7 +96,9 @@ def test_a_system_prompt_in_a_column_of_its_own() -> None:
     for nothing in ("", None):
         assert conversation_from_row({"conversations": turns, "system": nothing}) == plain
     assert conversation_from_row(row, ChatFields(system=None)) == plain
-    assert conversation_from_row({"messages": [user("q"), assistant("a")], "system": "linux"}) == plain
+    assert conversation_from_row({"messages": [user("q"), assistant("a")], "system": "Be brief."}) == wanted
+    assert conversation_from_row({"prompt": "q", "completion": "a", "system": "Be brief."}) == wanted
+    assert conversation_from_row({**with_one, "system": "Be brief.\n"}) == wanted
     for bad in ({**with_one, "system": "Be long."}, {"conversations": turns, "system": 3}):
         with pytest.raises(RowRefused, match="system prompt"):
             conversation_from_row(bad)

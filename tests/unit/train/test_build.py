@@ -179,6 +179,16 @@ def test_another_dataset_is_another_run(world: dict[str, Any], tmp_path: Path, r
         run({**document, "steps": 2})
 
 
+def test_results_that_are_gone_are_exported_anew(world: dict[str, Any], tmp_path: Path, run: Any) -> None:
+    document = make_config(world, tmp_path / "run", **CE_ONLY, steps=1)
+    run(document)
+    weights = tmp_path / "run/export/student/model.safetensors"
+    written = weights.read_bytes()
+    shutil.rmtree(tmp_path / "run/export")
+    assert run(document)["resumed_from"] == 1
+    assert weights.read_bytes() == written
+
+
 def test_a_configuration_file_is_explained_field_by_field(tmp_path: Path) -> None:
     file = tmp_path / "train.yaml"
     file.write_text("student: {model: m, modle: 3}\ndataset: d\nsteps: 0\nobjectives: {distill: null, ce: null}\n")

@@ -93,7 +93,9 @@ def test_a_manifest_is_trained_on_once(world: dict[str, Any], tmp_path: Path) ->
     config = TrainConfig.model_validate(document)
     assert nothing_to_do(config) is None
     begin_run(config)
-    (tmp_path / "run/export").mkdir()
+    weights = tmp_path / "run/export/student/model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
     (tmp_path / "run/metrics.jsonl").write_text("{}\n")
     assert nothing_to_do(config) is None, "it was not finished"
     finish_run(config)
@@ -109,6 +111,8 @@ def test_a_manifest_is_trained_on_once(world: dict[str, Any], tmp_path: Path) ->
     [earlier] = (tmp_path / "run/earlier").iterdir()
     assert sorted(path.name for path in earlier.iterdir()) == ["export", "metrics.jsonl"]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock", "earlier", "run.json"]
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
     finish_run(config)
     assert nothing_to_do(config) is not None
     begin_run(config)
@@ -117,6 +121,23 @@ def test_a_manifest_is_trained_on_once(world: dict[str, Any], tmp_path: Path) ->
     assert nothing_to_do(config) is None, "nothing was trained on the newest manifest yet"
     (tmp_path / "run/run.json").write_text("{")
     assert nothing_to_do(config) is None
+
+
+def test_a_run_whose_results_are_gone_is_not_done(world: dict[str, Any], tmp_path: Path) -> None:
+    config = TrainConfig.model_validate(make_config(world, tmp_path / "run", **CE_ONLY))
+    weights = tmp_path / "run/export/student/model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+    begin_run(config)
+    finish_run(config)
+    assert nothing_to_do(config) is not None
+    weights.write_bytes(b"we")
+    assert nothing_to_do(config) is None
+    shutil.rmtree(tmp_path / "run/export")
+    assert nothing_to_do(config) is None
+    finish_run(config.model_copy(update={"export_student": False}))
+    assert nothing_to_do(config.model_copy(update={"export_student": False})) is not None
+    assert nothing_to_do(config) is None, "the student is wanted now"
 
 
 def test_paths_are_made_whole_and_hub_ids_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
