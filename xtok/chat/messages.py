@@ -188,7 +188,7 @@ def _sharegpt_calls(value: Any, index: int) -> list[Any]:
 
 
 def _with_system(raw: Any, system: Any) -> Any:
-    """The messages, begun with the system prompt that stands in a column of its own (ShareGPT, Anthropic)."""
+    """The messages, begun with the system prompt that stands in a column of its own, as much ShareGPT data has it."""
     if system is None or system == "" or not isinstance(raw, Sequence) or isinstance(raw, str | bytes):
         return raw
     if not isinstance(system, str):
