@@ -7,7 +7,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-__all__ = ["Frozen", "mistakes_of"]
+__all__ = ["MAX_COUNT", "Frozen", "mistakes_of"]
+
+MAX_COUNT = 2**31 - 1  # of tokens or rows; more is a unit mistaken, or a tokenizer's "no limit"
 
 
 class Frozen(BaseModel):

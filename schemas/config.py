@@ -11,13 +11,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from schemas.base import Frozen
+from schemas.base import MAX_COUNT, Frozen
 from schemas.train_config import TrainConfig
 
-__all__ = ["KD_ALIGNMENT_REGIONS", "MAX_BYTES", "MAX_COUNT", "ModelSide", "PreprocessConfig", "TrainConfig"]
+__all__ = ["KD_ALIGNMENT_REGIONS", "MAX_BYTES", "ModelSide", "PreprocessConfig", "TrainConfig"]
 
 MAX_BYTES = 2**50
-MAX_COUNT = 2**31 - 1  # of tokens or rows
 KD_ALIGNMENT_REGIONS = ("reasoning", "close", "answer", "eot")
 
 

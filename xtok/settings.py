@@ -5,11 +5,10 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from schemas.base import MAX_COUNT
 from xtok.errors import ConfigError
 
-__all__ = ["MAX_COUNT", "whole_number"]
-
-MAX_COUNT = 2**31 - 1  # of tokens or rows; more is a unit mistaken, or a tokenizer's "no limit"
+__all__ = ["whole_number"]
 
 
 def whole_number(name: str, value: Any, least: int | None = None, most: int | None = MAX_COUNT) -> int:

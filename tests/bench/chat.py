@@ -21,12 +21,11 @@ from tokenizers import Tokenizer
 from schemas.config import PreprocessConfig
 from tests import real_tokenizers
 from tests.bench.chat_stages import DAY, NAMES, chat_rows, render_plainly
+from tests.bench.preprocess import stage_seconds
 from xtok.chat import Conversation, conversation_from_row
 from xtok.chat.templates import ReferenceRenderer
 from xtok.shards.pipeline import absolute_config, preprocess
 from xtok.shards.pool import WorkerPool
-from xtok.shards.read import open_dataset
-from xtok.shards.timing import read_timings
 from xtok.tokenizers import load_tokenizer
 
 NAME = "chat"
@@ -62,7 +61,7 @@ def run() -> list[dict[str, Any]]:
                 ours.append(seconds)
                 baseline.append(plain)
         figures = [_figure("chats end to end", statistics.median(ours), statistics.median(baseline), "<= 0.5", "s")]
-        return figures + [_figure(name, seconds, None, None, "s") for name, seconds in _stages(output).items()]
+        return figures + [_figure(name, seconds, None, None, "s") for name, seconds in stage_seconds(output).items()]
 
 
 def _timed(action: Any) -> float:
@@ -95,15 +94,6 @@ def _plainly(job: tuple[str, list[Conversation]]) -> int:
 
 def _receive_alone(job: tuple[str, list[Conversation]]) -> int:
     return len(job[1])
-
-
-def _stages(output: str) -> dict[str, float]:
-    """Seconds of every stage over all parts, the longest first."""
-    total: dict[str, float] = {}
-    for part in open_dataset(output).manifest.parts:
-        for name, seconds in read_timings(output, part.index).items():
-            total[name] = total.get(name, 0.0) + seconds
-    return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
 def _figure(metric: str, value: float, baseline: float | None, limit: str | None, unit: str) -> dict[str, Any]:

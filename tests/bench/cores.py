@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tests import real_tokenizers
-from tests.bench.preprocess import NUM_PARTS, TIMED_BYTES, build, documents, write
+from tests.bench.preprocess import TIMED_BYTES, build, documents, stage_seconds, write
 from xtok.shards.pool import WorkerPool
-from xtok.shards.timing import read_timings
 
 NAME = "cores"
 DESCRIPTION = "text to shards, student + 2 teachers: MB of input a second by cores, and the stage that binds next"
@@ -57,8 +56,9 @@ def run() -> list[dict[str, Any]]:
         _figure(f"the caller's share of {SIMULATED} cores' time", one.caller / many, None, "of the whole"),
         _figure("the caller, beside one worker", one.caller, one.workers, "s"),
     ]
-    stages = sorted(one.stages.items(), key=lambda item: -item[1])
-    return figures + [_figure(f"a worker's {stage}", seconds / total, None, "of its time") for stage, seconds in stages]
+    return figures + [
+        _figure(f"a worker's {stage}", seconds / total, None, "of its time") for stage, seconds in one.stages.items()
+    ]
 
 
 def _fastest(folder: Path, source: Path, tokenizers: Path, workers: int) -> _Run:
@@ -74,11 +74,7 @@ def _measured(output: Path, source: Path, tokenizers: Path, pool: WorkerPool, wo
     build(output, source, tokenizers, "auto", pool)
     wall, own = time.perf_counter() - began, time.process_time() - own
     theirs = _workers_seconds(pool, workers) - theirs
-    stages: dict[str, float] = {}
-    for part in range(NUM_PARTS + 1):
-        for stage, seconds in read_timings(str(output), part).items():
-            stages[stage] = stages.get(stage, 0.0) + seconds
-    return _Run(wall, own, theirs, stages)
+    return _Run(wall, own, theirs, stage_seconds(str(output)))
 
 
 def _workers_seconds(pool: WorkerPool, workers: int) -> float:

@@ -50,11 +50,12 @@ def run() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         for name, characters, batch_size in (("documents", None, 8), ("short rows", 400, 64), ("long rows", LONG_CHARACTERS, 8)):
             url = _dataset(Path(folder) / name.replace(" ", "-"), characters)
-            ours, plain, decode, resume = _measure(url, batch_size)
+            ours, plain, decode, resume, padding = _measure(url, batch_size)
             figures += [
                 _figure(f"{name}, batches of {batch_size}", ours, None, LIMIT),
                 _figure(f"{name}, against the plain way", ours, plain, None),
                 _figure(f"{name}, columns decoded and nothing else", decode, ours, None),
+                {"metric": f"{name}, padding", "value": padding, "baseline": None, "limit": None, "unit": "of a batch"},
                 {
                     "metric": f"{name}, resuming in the middle of the epoch",
                     "value": resume,
@@ -70,8 +71,8 @@ def _figure(metric: str, value: float, baseline: float | None, limit: str | None
     return {"metric": metric, "value": value, "baseline": baseline, "limit": limit, "unit": "M tokens/s"}
 
 
-def _measure(url: str, batch_size: int) -> tuple[float, float, float, float]:
-    """(ours, plain, decoding alone) in million tokens a second, and seconds to the first batch after a resume."""
+def _measure(url: str, batch_size: int) -> tuple[float, float, float, float, float]:
+    """(ours, plain, decoding alone) in million tokens a second, seconds to the first batch after a resume, and the share of padding."""
     loader = AlignedShardLoader(
         url, batch_size=batch_size, read_ahead=False
     )  # one core: a second thread would only be in the way
@@ -85,10 +86,12 @@ def _measure(url: str, batch_size: int) -> tuple[float, float, float, float]:
         lambda: _decode(loader),
     ]
     speeds = [max(speeds) for speeds in zip(*([_speed(way) for way in ways] for _ in range(ROUNDS)), strict=True)]
+    counts = [(_num_tokens(batch), _num_places(batch)) for batch in loader]
+    padding = 1 - sum(tokens for tokens, _ in counts) / sum(places for _, places in counts)
     loader.load_state_dict(loader.state_after(len(loader) // 2))
     began = time.perf_counter()
     next(iter(loader))
-    return speeds[0], speeds[1], speeds[2], time.perf_counter() - began
+    return speeds[0], speeds[1], speeds[2], time.perf_counter() - began, padding
 
 
 def _speed(way: Callable[[], int]) -> float:
@@ -98,6 +101,10 @@ def _speed(way: Callable[[], int]) -> float:
 
 def _num_tokens(batch: BatchedDataDict) -> int:
     return sum(int(lengths.sum()) for key, lengths in batch.items() if key.endswith("input_lengths"))
+
+
+def _num_places(batch: BatchedDataDict) -> int:
+    return sum(int(ids.numel()) for key, ids in batch.items() if key.endswith("input_ids"))
 
 
 def _decode(loader: AlignedShardLoader) -> int:

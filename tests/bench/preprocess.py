@@ -30,6 +30,7 @@ from tests.conftest import REPOSITORY
 from xtok.shards.pipeline import absolute_config, preprocess
 from xtok.shards.pool import WorkerPool
 from xtok.shards.read import Dataset, open_dataset
+from xtok.shards.timing import read_timings
 
 NAME = "preprocess"
 DESCRIPTION = "text to published shards, student + 2 teachers, against encode_batch_fast alone; bytes at rest; worker memory"
@@ -81,6 +82,15 @@ def write(path: Path, documents: list[str], copies: int) -> Path:
                     shuffle(lines)
                 stream.write(json.dumps({"id": f"{index}-{copy}", "text": "".join(lines)}, ensure_ascii=False) + "\n")
     return path
+
+
+def stage_seconds(output: str) -> dict[str, float]:
+    """Seconds of every stage over all parts, the longest first."""
+    total: dict[str, float] = {}
+    for part in open_dataset(output).manifest.parts:
+        for name, seconds in read_timings(output, part.index).items():
+            total[name] = total.get(name, 0.0) + seconds
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
 def _config(output: Path, source: Path, tokenizers: Path, backend: str, part_bytes: int) -> PreprocessConfig:

@@ -168,9 +168,13 @@ def equal_prefixes(
     return np.fromiter((left[a : a + n] == right[b : b + n] for a, b, n in rows), dtype=bool, count=num_documents)
 
 
-def document_ranges(offsets: IntArray, documents: IntArray) -> tuple[IntArray, IntArray]:
-    """(int64 [tokens of those documents]: their token indices in order; int64 [len(documents) + 1]: their offsets among these)."""
+def document_ranges(offsets: IntArray, documents: IntArray, *, at_most: int | None = None) -> tuple[IntArray, IntArray]:
+    """(int64 [tokens of those documents]: their token indices in order; int64 [len(documents) + 1]: their offsets among these).
+
+    at_most: only so many of each, the first ones.
+    """
     starts, counts = offsets[documents], offsets[documents + 1] - offsets[documents]
+    counts = counts if at_most is None else np.minimum(counts, at_most)
     bounds = np.zeros(len(documents) + 1, dtype=np.int64)
     np.cumsum(counts, out=bounds[1:])
     return np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts), bounds

@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 
-from xtok.align.byte_readings import equal_prefixes, take_bytes
+from xtok.align.byte_readings import document_ranges, equal_prefixes, take_bytes
 from xtok.align.cuts import BoolArray, IntArray
 from xtok.align.side import Side, SpecialReading
 
@@ -136,10 +136,7 @@ def _heads_agree(
     for side, chosen, special_reading in zip((student, teacher), without_prefix, reading, strict=True):
         without = np.zeros(len(side.first_content), dtype=bool)
         without[documents] = chosen
-        first = side.tokens.offsets[documents]
-        counts = np.minimum(side.tokens.offsets[documents + 1] - first, _HEAD)
-        bounds = np.append(0, np.cumsum(counts))
-        index = np.arange(bounds[-1]) + np.repeat(first - bounds[:-1], counts)
+        index, bounds = document_ranges(side.tokens.offsets, documents, at_most=_HEAD)
         data, cuts = take_bytes(side.readings, side.columns(without, special_reading)[index])
         heads.append((data, cuts[bounds]))
     return equal_prefixes(*heads[0], *heads[1])

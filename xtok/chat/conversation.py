@@ -131,15 +131,16 @@ def _prints_differently(value: Any) -> bool:
     kind = type(value)
     if kind is str:
         return not _prints_plainly(value)
-    if kind is bool:
-        return False
-    if kind is int:
-        return not -_MAX_INTEGER <= value <= _MAX_INTEGER
     if isinstance(value, Mapping):
         return any(map(_prints_differently, value)) or any(map(_prints_differently, value.values()))
     if isinstance(value, list | tuple):
         return any(map(_prints_differently, value))
-    return True
+    return _is_odd_scalar(value)
+
+
+def _is_odd_scalar(value: Any) -> bool:
+    """What is no string and prints differently: a float, an integer beyond 64 bits, None."""
+    return type(value) is not bool and (type(value) is not int or not -_MAX_INTEGER <= value <= _MAX_INTEGER)
 
 
 def strings_of(conversation: Conversation) -> Iterator[tuple[str, str]]:
@@ -162,7 +163,7 @@ def strings_of(conversation: Conversation) -> Iterator[tuple[str, str]]:
 def _collect(value: Any, strings: list[str], nested: list[str]) -> bool:
     """Appends every string in JSON-like data to both, keys of objects included, in the order of `strings_of`.
 
-    True where it holds numbers that engines print differently, or None.
+    True where it holds an odd scalar.
     """
     kind = type(value)
     if kind is str:
@@ -178,8 +179,8 @@ def _collect(value: Any, strings: list[str], nested: list[str]) -> bool:
     elif kind is list:
         for item in value:
             is_odd |= _collect(item, strings, nested)
-    elif kind is not bool:
-        is_odd = kind is not int or not -_MAX_INTEGER <= value <= _MAX_INTEGER
+    else:
+        is_odd = _is_odd_scalar(value)
     return is_odd
 
 

@@ -16,9 +16,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load as read_safetensors
+from safetensors.torch import save as save_safetensors
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -59,7 +60,7 @@ def export_draft(
     }
     _refuse(f"this draft cannot be written to {folder} in {dtype}", _not_finite(tensors))
     storage.make_folder(os.fspath(folder))
-    storage.write_atomic(weights, safetensors.torch.save(tensors, metadata={"format": "pt"}))
+    storage.write_atomic(weights, save_safetensors(tensors, metadata={"format": "pt"}))
     fields = published_config(model.config, dtype=dtype)
     storage.write_atomic(config, (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode())
 
@@ -131,7 +132,7 @@ def _read_tensors(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
     for name in names:
         url = _inside(folder, name)
         try:
-            tensors |= safetensors.torch.load(storage.read_bytes(url))  # safetensors: a JSON header and raw numbers, no pickle
+            tensors |= read_safetensors(storage.read_bytes(url))
         except SafetensorError as error:
             raise ConfigError(f"{url} is no whole safetensors file ({error}): fetch or export it again") from error
     return tensors

@@ -50,7 +50,7 @@ CHECKPOINT_FOLDER = "checkpoints"
 class Progress:
     """Where a run is: everything beside tensors. step: optimizer steps done. loader: position of the next batch.
 
-    config_digest, run: which run it is (`xtok.train.identity`), as a digest and in full.
+    run: which run it is (`xtok.train.identity.run_document`).
     """
 
     step: int = 0
@@ -58,7 +58,6 @@ class Progress:
     loader: dict[str, Any] | None = None
     best_step: int | None = None
     best_loss: float | None = None
-    config_digest: str = ""
     run: dict[str, Any] = field(default_factory=dict)
 
 
@@ -157,7 +156,7 @@ class Checkpoints:
             raise TrainingError(
                 f"{folder / STATE_FILE} is no training state ({error}): delete that folder to go on from the checkpoint before it"
             ) from error
-        if of is not None and progress.config_digest != of.config_digest:
+        if of is not None and progress.run != of.run:
             raise TrainingError(
                 f"{folder} belongs to another training configuration or dataset ({differences(progress.run, of.run)}): choose another "
                 "output, or delete its checkpoints"

@@ -15,7 +15,7 @@ from xtok.train.batches import StepBatches
 from xtok.train.build import Training, build_training
 from xtok.train.checkpoint import CHECKPOINT_FOLDER, Checkpoints, Progress
 from xtok.train.export import EXPORT_FOLDER, export_models
-from xtok.train.identity import config_digest, run_document
+from xtok.train.identity import run_document
 from xtok.train.metrics_log import MetricsLog
 from xtok.train.optimizer import build_optimizer
 from xtok.train.output_lock import only_writer
@@ -49,7 +49,7 @@ def _run(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
         writer_group=runtime.checkpoint_group,
         control_group=runtime.control_group,
     )
-    progress = Progress(config_digest=config_digest(config), run=run_document(config))
+    progress = Progress(run=run_document(config))
     newest = checkpoints.latest()
     if newest is not None:
         progress = checkpoints.load(newest, of=progress)

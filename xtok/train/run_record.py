@@ -50,7 +50,8 @@ def nothing_to_do(config: TrainConfig) -> str | None:
     record = _read(config.output)
     if record is None or not record.finished or (record.manifest_sha256, record.config_digest) != _digests(config):
         return None
-    if _results(config.output) != record.results or not _wanted(config) <= {Path(path).parts[1] for path in record.results}:
+    is_there = record.results.items() <= _results(config.output).items()
+    if not is_there or not _wanted(config) <= {Path(path).parts[1] for path in record.results}:
         return None  # another launch goes on from the last checkpoint, and exports anew
     return (
         f"no new manifest was published in {config.dataset} since the last run (sha256 {record.manifest_sha256[:12]}); "

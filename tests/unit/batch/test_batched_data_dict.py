@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -179,10 +178,3 @@ def test_to_moves_in_place_and_get_dict_is_plain() -> None:
     plain = make_batch(2).get_dict()
     assert type(plain) is dict
     assert plain["idx"] == [0, 1]
-
-
-def test_travels_between_processes() -> None:
-    # In memory only, as DataLoader workers hand batches over; no file of ours is ever a pickle.
-    copy = pickle.loads(pickle.dumps(make_batch(2)))
-    assert type(copy) is BatchedDataDict
-    assert rows_of(copy) == rows_of(make_batch(2))

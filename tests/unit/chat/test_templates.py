@@ -132,6 +132,14 @@ ODD_VALUES = (*ODD_BLANKS, 1e-07, 10**40, None, ["\u200b"], {"\ufeff": 1})
 
 
 @pytest.mark.parametrize("value", [*PLAIN_VALUES, *ODD_VALUES], ids=repr)
+def test_a_conversation_knows_what_engines_treat_differently(value: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "x": value}}
+    for field, tools, kwargs in ((value, None, {}), ({"k": [value]}, None, {}), ("", [tool], {}), ("", None, {"x": value})):
+        messages = [{"role": "user", "content": "q", "x": field}]
+        assert Conversation.of(messages, tools, kwargs).by_reference == engines_differ(messages, tools, kwargs)
+
+
+@pytest.mark.parametrize("value", [*PLAIN_VALUES, *ODD_VALUES], ids=repr)
 def test_engines_agree_on_all_that_is_not_marked(value: Any) -> None:
     marked = engines_differ([{"x": value}], None, {})
     assert marked == (value in ODD_VALUES)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tests.unit.loader.synthetic import assert_equal_batches, make_rows, publish
+from xtok.batch import BatchedDataDict
 from xtok.errors import ConfigError, DatasetMismatchError
 from xtok.loader import AlignedShardLoader
 from xtok.loader.reader import _RowGroups
@@ -120,6 +121,7 @@ def test_data_loader_workers_change_nothing(url: str, num_workers: int, drop_las
     found = list(behind)
     assert len(found) == len(plain)
     for batch, wanted in zip(found, plain, strict=True):
+        assert type(batch) is BatchedDataDict, "it comes out of a worker as what it is"
         assert_equal_batches(batch, wanted)
 
 

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from schemas.config import MAX_BYTES, MAX_COUNT
+from schemas.base import MAX_COUNT
+from schemas.config import MAX_BYTES
 from schemas.plan import Plan
 from tests.unit.shards.support import build, config_for, frozen_files, side, udhr_rows, write_lines
 from xtok.cli.row_source import RowSource

@@ -16,7 +16,7 @@ from xtok.errors import TrainingError
 from xtok.train.checkpoint import Checkpoints, Progress
 from xtok.train.runtime import Runtime
 
-RUN = Progress(config_digest="d")
+RUN = Progress(run={"steps": 9})
 
 
 def make(folder: Path, runtime: Runtime, **settings: Any) -> tuple[Checkpoints, nn.Parameter]:
@@ -32,7 +32,7 @@ def make(folder: Path, runtime: Runtime, **settings: Any) -> tuple[Checkpoints, 
 
 def save(checkpoints: Checkpoints, weight: nn.Parameter, step: int, **state: Any) -> None:
     weight.data.fill_(float(step))
-    checkpoints.save(Progress(step=step, config_digest="d", run={"steps": 9}, loader={}, **state))
+    checkpoints.save(Progress(step=step, run={"steps": 9}, loader={}, **state))
 
 
 def save_and_finish(checkpoints: Checkpoints, weight: nn.Parameter, step: int) -> None:
@@ -111,7 +111,7 @@ def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path: Path, runtime: Runti
     checkpoints, weight = make(tmp_path, runtime, asynchronous=False)
     save(checkpoints, weight, 1)
     folder = tmp_path / "step-00000001"
-    other = Progress(config_digest="e", run={"optimizer": {"learning_rate": 0.1}})
+    other = Progress(run={"optimizer": {"learning_rate": 0.1}})
     both = (
         "another training configuration.*optimizer.learning_rate was left at its default and is 0.1, steps was 9 and is left at"
     )
