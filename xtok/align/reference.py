@@ -45,7 +45,10 @@ def reference_align(
                     not all(adapter.table.is_special[token_id] for token_id in ids)
                     for adapter, ids in ((student, student_ids), (teacher, teacher_ids))
                 ]
-                if not is_whole and ("offset" in (student.route, teacher.route) or (shorter == 0 and all(have_content))):
+                # A first blank that may be a dummy is no text yet: with nothing after it, there is nothing to compare.
+                kept = len(lefts) > 1 and left is lefts[-1], len(rights) > 1 and right is rights[-1]
+                has_text = len(whole_left) > kept[0] and len(whole_right) > kept[1]
+                if not is_whole and ("offset" in (student.route, teacher.route) or (not has_text and all(have_content))):
                     continue
                 if best is None or (not best[0] and (is_whole or shorter > best[1])):
                     best = (is_whole, shorter, left, right)

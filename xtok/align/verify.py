@@ -162,8 +162,10 @@ def _compare(student: Side, teacher: Side, without_prefix: tuple[BoolArray, Bool
     if "offset" in (student.adapter.route, teacher.adapter.route):
         equal &= student_lengths == teacher_lengths  # what is missing may have been dropped rather than cut off
     shorter = np.minimum(student_lengths, teacher_lengths)
-    # A lone dummy prefix leaves nothing to compare: it may be a cut-off text, or a blank that was rewritten.
-    equal &= (shorter > 0) | (student_lengths == teacher_lengths) | ~(student.has_content & teacher.has_content)
+    # A lone blank that may be a dummy prefix leaves nothing to compare: it may be a cut-off text, or a blank that was rewritten.
+    kept = student.may_have_prefix & ~without_prefix[0], teacher.may_have_prefix & ~without_prefix[1]
+    has_text = (student_lengths > kept[0]) & (teacher_lengths > kept[1])
+    equal &= has_text | (student_lengths == teacher_lengths) | ~(student.has_content & teacher.has_content)
     covered = np.where(equal, shorter, -1)
     return _Comparison(covered, equal & (student_lengths == teacher_lengths), student_cuts, teacher_cuts)
 

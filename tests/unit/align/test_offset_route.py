@@ -173,3 +173,9 @@ def test_loosely_equal_is_the_comparison_of_whole_texts(text: str, composed: boo
     left, right = long.encode(), other.encode()[: cut or None]
     assert is_loosely_equal(left, right) == (whole(left) == whole(right))
     assert is_loosely_equal(right, left) == (whole(left) == whole(right))
+
+
+def test_a_lone_blank_is_no_beginning_of_another_text() -> None:
+    """One side made a blank of a no-break space, the other puts its dummy blank before it."""
+    student, teacher = (Shown(bundled(name), ["\xa0"]) for name in ("unigram_nfkc", "spm_bpe"))
+    assert len(pairs_of(student, teacher)) == 1
