@@ -5,7 +5,7 @@ padding left out. The plain way reads the same row groups in the same order, pad
 numpy, row by row. Rounds are interleaved and the best of each counts, since other work on the machine only ever slows one down.
 
 Data: the bundled UDHR texts and tokenizers, or with XTOK_SHARED its texts.jsonl and three production tokenizers; the documents as they
-are, cut into short rows (about 100 tokens, mixed scripts, so that two thirds of a batch are padding) and joined into long ones (about
+are, cut into short rows (about 100 tokens, mixed scripts, so that most of a batch is padding) and joined into long ones (about
 4,000).
 """
 
